@@ -1,0 +1,43 @@
+# make demo and make test do all the set-up themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+RUN_DIR ?= runs
+WORKERS ?= 2
+
+.PHONY: install demo test lint bench clean
+.DELETE_ON_ERROR:
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fedsgm needs Python 3.11 or newer; run make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/.dev: .venv/.installed
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv/.bench: .venv/.dev
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,torch]'
+	touch $@
+
+demo: .venv/.installed
+	$(BIN)/fedsgm run neyman-pearson --rule hard --seeds 3 --out $(RUN_DIR)/neyman-pearson-hard
+	$(BIN)/fedsgm run neyman-pearson --rule soft --beta 40 --seeds 3 --out $(RUN_DIR)/neyman-pearson-soft
+
+test: .venv/.dev
+	$(BIN)/pytest -n $(WORKERS)
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/.bench
+	$(BIN)/python benchmarks/neyman_pearson.py
+
+clean:
+	rm -rf .venv build dist src/*.egg-info

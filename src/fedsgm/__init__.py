@@ -1,0 +1,45 @@
+"""Constrained federated learning: minimise a loss over many clients, subject to constraints."""
+
+from fedsgm.algorithm import FedSGM
+from fedsgm.checkpoint import Checkpoint
+from fedsgm.compression import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, TopK
+from fedsgm.data import Clients, by, dirichlet, iid, split
+from fedsgm.errors import CheckpointError, ClientError, FedSGMError, SettingError
+from fedsgm.problem import Constraint, Mean, Problem
+from fedsgm.result import Result
+from fedsgm.rules import Direction, Hard, Penalty, PrimalDual, Soft, Unconstrained
+from fedsgm.simulate import simulate
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "ClientError",
+    "Clients",
+    "Constraint",
+    "Direction",
+    "FedSGM",
+    "FedSGMError",
+    "Hard",
+    "Identity",
+    "Layerwise",
+    "Mean",
+    "Natural",
+    "Penalty",
+    "PrimalDual",
+    "Problem",
+    "Quantize",
+    "RandK",
+    "Result",
+    "ScaledSign",
+    "SettingError",
+    "Soft",
+    "TopK",
+    "Unconstrained",
+    "by",
+    "dirichlet",
+    "iid",
+    "simulate",
+    "split",
+]

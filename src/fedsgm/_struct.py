@@ -1,0 +1,47 @@
+"""Frozen dataclasses that JAX can carry: continuous settings are traced, the rest is part of the program."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+import numpy as np
+
+from fedsgm.errors import SettingError
+
+T = TypeVar("T")
+
+
+def static(default: Any = dataclasses.MISSING) -> Any:
+    """A field that decides what is compiled; every other field is an array or number of the program."""
+    return dataclasses.field(default=default, metadata={"static": True})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+def struct(cls: type[T]) -> type[T]:
+    """A frozen dataclass that is also a pytree."""
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+def check_number(owner: str, name: str, value: Any, *, above: float | None = None, least: float | None = None) -> None:
+    """Refuse what a user could give and is no number in range; JAX rebuilds structs with objects of its own."""
+    if not isinstance(value, (numbers.Real, str, list, tuple, dict, np.ndarray, type(None))):
+        return
+    limit = f"above {above:g}" if above is not None else f"{least:g} or more" if least is not None else ""
+    if (
+        not isinstance(value, numbers.Real)
+        or isinstance(value, bool)
+        or not math.isfinite(value)
+        or (above is not None and not value > above)
+        or (least is not None and not value >= least)
+    ):
+        raise SettingError(f"{owner}: {name}={value!r}, but it must be a finite number {limit}".rstrip())
+
+
+def check_count(owner: str, name: str, value: Any, *, least: int = 1) -> None:
+    """Refuse what is not a whole number of at least ``least``."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+        raise SettingError(f"{owner}: {name}={value!r}, but it must be a whole number, {least} or more")

@@ -1,0 +1,179 @@
+"""Algorithm 1 of the paper: FedSGM, in the five functions that clients and the server call.
+
+            client                                server
+     measure(w, data)        -> statistics   -->
+                                                  decide(statistics)      -> direction
+     local_update(w, direction, data, memory)
+                             -> message, memory -->
+                                                  aggregate(messages)     -> server, broadcast
+     receive(w, broadcast)   -> w            <--
+
+Every function is pure and works on flat float32 vectors. An engine decides where they run; randomness is a
+function of (seed, round, client) alone, so every engine gives the same iterates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedsgm import feedback
+from fedsgm._struct import check_count, check_number, static, struct
+from fedsgm.compression import Compressor, Identity, Message
+from fedsgm.errors import SettingError
+from fedsgm.layout import Layout
+from fedsgm.problem import Measured, Task
+from fedsgm.rules import Direction, Hard, Rule
+
+
+@struct
+class Flat:
+    """A task that speaks of flat vectors."""
+
+    task: Any
+    layout: Layout = static()
+
+    def measure(self, w: jax.Array, data: Any, key: jax.Array, batch_size: int | None) -> tuple[Any, Any]:
+        return self.task.measure(self.layout.unflatten(w), data, key, batch_size=batch_size)
+
+    def direction(
+        self, w: jax.Array, direction: Direction, data: Any, kept: Any, key: jax.Array, batch_size: int | None
+    ) -> jax.Array:
+        step = self.task.direction(self.layout.unflatten(w), direction, data, kept, key, batch_size=batch_size)
+        return self.layout.flatten(step)
+
+    def evaluate(self, w: jax.Array, data: Any, key: jax.Array) -> Any:
+        return self.task.evaluate(self.layout.unflatten(w), data, key)
+
+    def project(self, project: Callable[[Any], Any] | None, w: jax.Array) -> jax.Array:
+        return w if project is None else self.layout.flatten(project(self.layout.unflatten(w)))
+
+
+@struct
+class Server:
+    """What the server carries from round to round.
+
+    ``replica`` is w, the model that every client holds; ``model`` is x, the server's own, which differs from
+    it only where the downlink is compressed (None otherwise).
+    """
+
+    replica: jax.Array
+    model: jax.Array | None
+    rule: Any
+
+
+@struct
+class FedSGM:
+    """Federated switching gradient method with local steps, partial participation and compression both ways.
+
+    Args:
+        step_size: eta, of the local steps and of the server's.
+        local_steps: E.
+        participants: m clients drawn each round; None is all of them.
+        rule: how violation becomes a direction, e.g. ``Hard()`` or ``Soft(beta=40.0)``.
+        tolerance: epsilon, the slack on top of the user's bound before a round counts as violated.
+        uplink, downlink: compressors; error feedback is on wherever one is not ``Identity``.
+        project: the projection onto X, from parameters to parameters (any ``optax.projections`` fits).
+        batch_size: examples drawn for each local gradient; None is all of the client's.
+        constraint_batch_size: examples drawn for each constraint query; None is all of the client's.
+    """
+
+    step_size: float
+    local_steps: int = static(1)
+    participants: int | None = static(None)
+    rule: Rule = Hard()
+    tolerance: float = 0.0
+    uplink: Compressor = static(Identity())
+    downlink: Compressor = static(Identity())
+    project: Callable[[Any], Any] | None = static(None)
+    batch_size: int | None = static(None)
+    constraint_batch_size: int | None = static(None)
+
+    def __post_init__(self) -> None:
+        check_number("FedSGM", "step_size", self.step_size, above=0)
+        check_number("FedSGM", "tolerance", self.tolerance, least=0)
+        check_count("FedSGM", "local_steps", self.local_steps)
+        for name in ("participants", "batch_size", "constraint_batch_size"):
+            if getattr(self, name) is not None:
+                check_count("FedSGM", name, getattr(self, name))
+
+    def init(self, w: Any) -> Server:
+        """x_0 = w_0; no server model of its own where the downlink is not compressed."""
+        return Server(w, None if isinstance(self.downlink, Identity) else w, self.rule.init())
+
+    def init_memory(self, clients: int, d: int) -> np.ndarray | None:
+        """e_j = 0 for every client; none where the uplink is not compressed."""
+        return None if isinstance(self.uplink, Identity) else np.zeros((clients, d), np.float32)
+
+    def sample(self, key: jax.Array, clients: int) -> jax.Array:
+        """S_t: m distinct clients, uniformly, in ascending order (line 2)."""
+        if self.participants is None or self.participants == clients:
+            return jnp.arange(clients)
+        if self.participants > clients:
+            raise SettingError(f"participants={self.participants}, but there are {clients} clients")
+        _, chosen = jax.lax.top_k(jax.random.uniform(key, (clients,)), self.participants)
+        return jnp.sort(chosen)
+
+    def measure(self, task: Flat, w: jax.Array, data: Any, key: jax.Array) -> tuple[Any, Any]:
+        """Client: the statistics of its constraints at w_t (line 3), and what the task keeps for the update."""
+        return task.measure(w, data, jax.random.fold_in(key, 0), self.constraint_batch_size)
+
+    def decide(self, task: Flat, rule: Any, statistics: Any) -> tuple[Direction, Any, Measured]:
+        """Server: the estimate of the constraint and the weights that follow from it (lines 4, 8-9, 11, 13)."""
+        measured = task.task.combine(statistics, self.tolerance)
+        direction, rule = self.rule.decide(measured.violation, rule)
+        return Direction(direction.objective, direction.constraint, measured.guide), rule, measured
+
+    def local_update(
+        self,
+        task: Flat,
+        w: jax.Array,
+        direction: Direction,
+        data: Any,
+        kept: Any,
+        memory: jax.Array | None,
+        key: jax.Array,
+    ) -> tuple[Message, jax.Array | None]:
+        """Client: E local steps from w_t, then the compressed sum of their directions (lines 6-25)."""
+
+        def step(tau: jax.Array, total: jax.Array) -> jax.Array:
+            at = w - self.step_size * total
+            return total + task.direction(at, direction, data, kept, jax.random.fold_in(key, 2 + tau), self.batch_size)
+
+        total = jax.lax.fori_loop(0, self.local_steps, step, jnp.zeros_like(w))
+        return feedback.send(self.uplink, memory, total, jax.random.fold_in(key, 1))
+
+    def aggregate(self, task: Flat, server: Server, messages: Message, key: jax.Array) -> tuple[Server, Message]:
+        """Server: one projected step along the mean message, and what is sent to all (lines 27-32, 36)."""
+        d = server.replica.shape[-1]
+        mean = jnp.mean(jax.vmap(lambda message: self.uplink.decompress(message, d))(messages), axis=0)
+        current = server.replica if server.model is None else server.model
+        model = task.project(self.project, current - self.step_size * mean)
+        broadcast = feedback.broadcast(self.downlink, server.replica, model, key)
+        replica = self.receive(server.replica, broadcast)
+        return Server(replica, None if server.model is None else model, server.rule), broadcast
+
+    def receive(self, w: jax.Array, broadcast: Message) -> jax.Array:
+        """Client: the next model (line 34)."""
+        return feedback.follow(self.downlink, w, broadcast)
+
+
+@struct
+class RoundKeys:
+    """The independent random keys of one round of one seed."""
+
+    sampling: jax.Array
+    server: jax.Array
+    clients: jax.Array
+
+    @classmethod
+    def of(cls, seed: jax.Array, round: jax.Array) -> RoundKeys:
+        key = jax.random.fold_in(jax.random.key(seed), round)
+        return cls(*(jax.random.fold_in(key, purpose) for purpose in range(3)))
+
+    def client(self, index: jax.Array) -> jax.Array:
+        return jax.random.fold_in(self.clients, index)

@@ -1,0 +1,190 @@
+"""Clients of different sizes in one padded array, and the ways to deal examples out to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedsgm._struct import check_count, check_number
+from fedsgm.errors import SettingError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Clients:
+    """All clients' examples: arrays of shape [clients, longest, ...], and how many of each row are real.
+
+    Padding repeats a client's first example, so that no function ever meets made-up data.
+    """
+
+    examples: Any
+    counts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __getitem__(self, client: int) -> Any:
+        """One client's own examples, without padding."""
+        return jax.tree.map(lambda a: a[client, : self.counts[client]], self.examples)
+
+    @property
+    def longest(self) -> int:
+        return int(self.counts.max())
+
+    @classmethod
+    def from_list(cls, clients: Sequence[Any]) -> Clients:
+        """From data that is already apart: one pytree of arrays per client, each with the examples first."""
+        if not len(clients):
+            raise SettingError("Clients: the list is empty; there must be at least one client")
+        arrays = [jax.tree.map(np.asarray, client) for client in clients]
+        for j, client in enumerate(arrays):
+            _same_form(arrays[0], client, j)
+        counts = np.array([_length(client, f"client {j}") for j, client in enumerate(arrays)])
+        if not counts.all():
+            raise SettingError(f"client {int(np.argmin(counts > 0))} has no examples; leave it out or give it some")
+        for j, client in enumerate(arrays):
+            check_finite(client, f"client {j}")
+        longest = counts.max()
+
+        def stack(*leaves: np.ndarray) -> np.ndarray:
+            return np.stack([np.concatenate([a, np.repeat(a[:1], longest - len(a), axis=0)]) for a in leaves])
+
+        return cls(jax.tree.map(stack, *arrays), counts)
+
+
+Scheme = Callable[[Any, int, np.random.Generator], list[np.ndarray]]
+"""A scheme gives each client the indices of its examples."""
+
+
+def split(examples: Any, *, clients: int | None = None, scheme: Scheme | None = None, seed: int = 0) -> Clients:
+    """Deal a pytree of arrays, examples first, out to clients by a scheme (``iid()`` unless told).
+
+    >>> import fedsgm as fs
+    >>> clients = fs.split({"a": np.arange(10.0)}, clients=3)
+    >>> len(clients), clients.counts.tolist()
+    (3, [4, 3, 3])
+    """
+    scheme = scheme or iid()
+    examples = jax.tree.map(np.asarray, examples)
+    total = _length(examples, "the data")
+    if clients is None and not isinstance(scheme, by):
+        raise SettingError("split: say how many clients there are, split(..., clients=20)")
+    if clients is not None:
+        check_count("split", "clients", clients)
+        if clients > total:
+            raise SettingError(f"split: clients={clients}, but there are only {total} examples")
+    parts = scheme(examples, clients or 0, np.random.default_rng(seed))
+    return Clients.from_list([jax.tree.map(lambda a, rows=rows: a[rows], examples) for rows in parts])
+
+
+@dataclasses.dataclass(frozen=True)
+class iid:
+    """Equal shares at random; with ``stratify`` every client gets the same mix of that column's values."""
+
+    stratify: str | None = None
+
+    def __call__(self, examples: Any, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        order = rng.permutation(_length(examples, "the data"))
+        if self.stratify is not None:
+            order = order[np.argsort(_column(examples, self.stratify)[order], kind="stable")]
+        return [np.sort(order[j::clients]) for j in range(clients)]
+
+
+@dataclasses.dataclass(frozen=True)
+class dirichlet:
+    """Unequal mixes: each value of column ``by`` is shared out in proportions from Dirichlet(alpha).
+
+    A small alpha makes clients very different. A draw that leaves a client with fewer than ``least``
+    examples is drawn again.
+    """
+
+    alpha: float
+    by: str
+    least: int = 1
+
+    def __post_init__(self) -> None:
+        check_number("dirichlet", "alpha", self.alpha, above=0)
+        check_count("dirichlet", "least", self.least)
+
+    def __call__(self, examples: Any, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        column = _column(examples, self.by)
+        for _ in range(1000):
+            parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+            for value in np.unique(column):
+                rows = rng.permutation(np.flatnonzero(column == value))
+                shares = np.cumsum(rng.dirichlet(np.full(clients, self.alpha)))[:-1]
+                for part, piece in zip(parts, np.split(rows, (shares * len(rows)).astype(int)), strict=True):
+                    part.append(piece)
+            dealt = [np.sort(np.concatenate(part)) for part in parts]
+            if min(map(len, dealt)) >= self.least:
+                return dealt
+        raise SettingError(
+            f"dirichlet: 1000 draws with alpha={self.alpha:g} left one of {clients} clients with fewer than "
+            f"{self.least} examples; take a larger alpha or fewer clients"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class by:
+    """One client for each value of a column, in sorted order."""
+
+    column: str
+
+    def __call__(self, examples: Any, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        column = _column(examples, self.column)
+        values = np.unique(column)
+        if clients and clients != len(values):
+            raise SettingError(
+                f"split: clients={clients}, but column {self.column!r} has {len(values)} values; leave clients out"
+            )
+        return [np.flatnonzero(column == value) for value in values]
+
+
+def check_finite(examples: Any, owner: str) -> None:
+    """Refuse NaN and infinity in data, by the name of the array and the row."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(examples):
+        if np.issubdtype(leaf.dtype, np.floating) and not np.isfinite(leaf).all():
+            row = int(np.argwhere(~np.isfinite(leaf))[0][0])
+            raise SettingError(
+                f"{owner}: {_name(path)} has a NaN or an infinite value in row {row}; fill or drop it before the split"
+            )
+
+
+def _name(path: Any) -> str:
+    return f"the array {jax.tree_util.keystr(path)}" if path else "the array"
+
+
+def _column(examples: Any, name: str) -> np.ndarray:
+    if not isinstance(examples, dict) or name not in examples:
+        known = ", ".join(map(repr, examples)) if isinstance(examples, dict) else "no named columns"
+        raise SettingError(f"split: there is no column {name!r}; the data has {known}")
+    if np.ndim(examples[name]) != 1:
+        raise SettingError(
+            f"split: column {name!r} has shape {np.shape(examples[name])}, but it must have one value per example"
+        )
+    return np.asarray(examples[name])
+
+
+def _length(examples: Any, owner: str) -> int:
+    leaves = jax.tree_util.tree_leaves_with_path(examples)
+    if not leaves or any(np.ndim(leaf) == 0 for _, leaf in leaves):
+        raise SettingError(f"{owner}: examples must be arrays whose first axis runs over the examples")
+    sizes = {len(leaf) for _, leaf in leaves}
+    if len(sizes) > 1:
+        told = ", ".join(f"{jax.tree_util.keystr(path)} has {len(leaf)}" for path, leaf in leaves)
+        raise SettingError(f"{owner}: every array must have the same number of examples, but {told}")
+    return sizes.pop()
+
+
+def _same_form(first: Any, other: Any, j: int) -> None:
+    if jax.tree.structure(first) != jax.tree.structure(other):
+        raise SettingError(f"client {j}: its arrays are named or nested differently from client 0's")
+    pairs = zip(jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(other), strict=True)
+    for (path, a), b in pairs:
+        if a.shape[1:] != b.shape[1:]:
+            raise SettingError(
+                f"client {j}: {_name(path)} has shape {b.shape[1:]} per example, client 0 has {a.shape[1:]}"
+            )

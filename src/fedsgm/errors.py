@@ -1,0 +1,17 @@
+"""What can go wrong, in one sentence each. The command line turns these into a line and an exit code."""
+
+
+class FedSGMError(Exception):
+    """Anything this library raises on purpose."""
+
+
+class SettingError(FedSGMError, ValueError):
+    """A setting, a problem or data that cannot be run; the message says what would be right."""
+
+
+class ClientError(FedSGMError, RuntimeError):
+    """A client's own function failed; the message names the client and the round."""
+
+
+class CheckpointError(FedSGMError, RuntimeError):
+    """A checkpoint that cannot be used."""

@@ -1,0 +1,53 @@
+"""A progress bar when a person is watching, plain lines now and then when not. Lives outside compiled code."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+_LINE_EVERY = 10.0  # seconds between plain lines
+
+
+class Progress:
+    """``with Progress("np", rounds) as progress: progress.update(done, objective=..., violation=...)``"""
+
+    def __init__(self, title: str, total: int, *, show: bool = True) -> None:
+        self.title, self.total = title, total
+        self._show = show
+        self._last = time.monotonic()
+        self._bar = None
+        if show and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(elapsed_when_finished=True),
+                TextColumn("{task.fields[note]}"),
+                console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task(title, total=total, note="compiling")
+
+    def __enter__(self) -> Progress:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def update(self, done: int, **values: float) -> None:
+        """``done`` of the total; the values are shown beside it."""
+        note = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        if self._bar:
+            self._bar.update(self._task, completed=done, note=note)
+        elif self._show and time.monotonic() - self._last > _LINE_EVERY:
+            self._last = time.monotonic()
+            print(f"{self.title}: round {done} of {self.total}  {note}", file=sys.stderr, flush=True)

@@ -1,0 +1,236 @@
+"""What a run gives: its history, the parameters it found, and an honest verdict on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedsgm.errors import SettingError
+from fedsgm.files import write_atomically
+
+KINDS = ("last", "average", "best_feasible")
+_RECENT = 100  # rounds over which the end of a run is judged
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Result:
+    """A finished run.
+
+    Attributes:
+        history: arrays of shape [seeds, rounds, ...]. Row t has the participants' ``estimate`` and ``violation``
+            at the round's start, on which it decided, and the true ``objective`` and constraints, by name, of
+            the model that the round produced.
+        last, average, best_feasible: parameters, with a leading axis of seeds where several were run.
+            ``average`` is the theorems' (uniform over the feasible rounds for Hard, weights 1 - s for
+            Soft); it and ``best_feasible`` are NaN where no round was feasible.
+        values: ``values["train"]["objective"]`` and so on, arrays of shape [3, seeds] in the order of ``KINDS``.
+        bounds: each constraint's bound.
+        settings: everything the run was made with.
+    """
+
+    history: dict[str, np.ndarray]
+    last: Any
+    average: Any
+    best_feasible: Any
+    values: dict[str, dict[str, np.ndarray]]
+    bounds: dict[str, float]
+    settings: dict[str, Any]
+
+    @property
+    def feasible(self) -> np.ndarray:
+        """Whether each seed ends, on training data, within every bound."""
+        return self._within("train")[0]
+
+    @property
+    def feasible_rounds(self) -> np.ndarray:
+        """The share of each seed's last 100 evaluated rounds that are within every bound."""
+        excess = self._excess_history()[:, -_RECENT:]
+        return np.array([np.mean(row[~np.isnan(row)] <= 0) for row in excess])
+
+    @property
+    def multiplier(self) -> np.ndarray:
+        """sum(s) / sum(1 - s): at the end of a switching run, an estimate of the constraint's multiplier."""
+        weight = self.history["weight"].astype(np.float64)
+        rest = (1 - weight).sum(axis=1)
+        return np.divide(weight.sum(axis=1), rest, out=np.full(len(weight), np.inf), where=rest > 0)
+
+    def verdict(self) -> str:
+        """Feasible or not, first; then by how much, the objective, the rounds and the bytes."""
+        from fedsgm.report import verdict
+
+        return verdict(self)
+
+    def table(self) -> str:
+        """Every seed's objective and constraints: last, average and best feasible parameters."""
+        from fedsgm.report import table
+
+        return table(self)
+
+    def plot(self, path: str | Path) -> None:
+        """Draw objective and constraints against rounds, with the bounds, into a PNG, SVG or PDF."""
+        from fedsgm.plots import plot
+
+        plot(self, Path(path))
+
+    def save(self, folder: str | Path) -> None:
+        """Write the run into a folder: ``history.parquet``, ``params.safetensors`` and, last, ``result.json``."""
+        import safetensors.numpy
+
+        folder = Path(folder)
+        arrays: dict[str, np.ndarray] = {}
+        forms = {kind: _form(getattr(self, kind), kind, arrays) for kind in KINDS}
+        files = {
+            "history.parquet": _to_parquet(self.history, self.settings["seeds"]),
+            "params.safetensors": safetensors.numpy.save(arrays),
+        }
+        for name, data in files.items():
+            write_atomically(folder / name, data)
+        document = {
+            "version": VERSION,
+            "feasible": bool(self.feasible.all()),
+            "verdict": self.verdict().splitlines(),
+            "values": jax.tree.map(lambda a: _jsonable(a.astype(float).tolist()), self.values),
+            "bounds": self.bounds,
+            "settings": self.settings,
+            "params": forms,
+            "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+        }
+        write_atomically(folder / "result.json", (json.dumps(document, indent=1) + "\n").encode())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Result:
+        """Read a run that :meth:`save` wrote. Arrays are equal bit for bit."""
+        import safetensors.numpy
+
+        folder = Path(folder)
+        try:
+            document = json.loads((folder / "result.json").read_bytes())
+        except FileNotFoundError:
+            raise SettingError(f"{folder} is not a run: it has no result.json") from None
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise SettingError(f"{folder}/result.json is damaged: it is not JSON") from None
+        if not isinstance(document, dict) or document.get("version") != VERSION:
+            raise SettingError(f"{folder}/result.json is not of a run this fedsgm reads (format {VERSION})")
+        files = {}
+        for name, digest in document["files"].items():
+            path = folder / name
+            files[name] = path.read_bytes() if path.is_file() else b""
+            if hashlib.sha256(files[name]).hexdigest() != digest:
+                raise SettingError(f"{path} is missing or altered: it does not match result.json")
+        arrays = safetensors.numpy.load(files["params.safetensors"])
+        params = {kind: _rebuild(form, kind, arrays) for kind, form in document["params"].items()}
+        return cls(
+            history=_from_parquet(files["history.parquet"], len(document["settings"]["seeds"])),
+            values={
+                part: {name: np.array(rows, np.float32) for name, rows in values.items()}
+                for part, values in document["values"].items()
+            },
+            bounds=document["bounds"],
+            settings=document["settings"],
+            **params,
+        )
+
+    def excess(self, part: str) -> np.ndarray:
+        """The largest ``value - bound`` of every [kind, seed]; negative is within every bound."""
+        return _excess(self.values[part], self.bounds)
+
+    def _within(self, part: str) -> np.ndarray:
+        return self.excess(part) <= 0
+
+    def _excess_history(self) -> np.ndarray:
+        return _excess(self.history, self.bounds)
+
+
+def _excess(values: dict[str, np.ndarray], bounds: dict[str, float]) -> np.ndarray:
+    """In float32, as the run itself compares."""
+    like = np.where(np.isnan(values["objective"]), np.nan, -np.inf).astype(np.float32)
+    return np.max([like, *(values[name] - np.float32(bound) for name, bound in bounds.items())], axis=0)
+
+
+def describe(thing: Any) -> Any:
+    """Settings as plain JSON: dataclasses by class and field, functions by name."""
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        fields = {f.name: describe(getattr(thing, f.name)) for f in dataclasses.fields(thing)}
+        return {"is": type(thing).__name__, **fields}
+    if isinstance(thing, (list, tuple)):
+        return [describe(item) for item in thing]
+    if thing is None or isinstance(thing, (bool, int, str)):
+        return thing
+    if isinstance(thing, (float, np.number, jax.Array)):
+        return float(thing)
+    return getattr(thing, "__qualname__", None) or repr(thing)
+
+
+def _jsonable(value: Any) -> Any:
+    """NaN as null: JSON has none."""
+    if isinstance(value, list):
+        return [_jsonable(item) for item in value]
+    return value if np.isfinite(value) else None
+
+
+def _form(params: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
+    """The nesting of params as JSON; their arrays go into ``arrays`` under the path in it."""
+    if isinstance(params, dict):
+        return {"dict": {key: _form(value, f"{name}.{key}", arrays) for key, value in params.items()}}
+    if isinstance(params, (list, tuple)):
+        kind = "list" if isinstance(params, list) else "tuple"
+        return {kind: [_form(value, f"{name}.{i}", arrays) for i, value in enumerate(params)]}
+    leaves = jax.tree.leaves(params)
+    if len(leaves) == 1 and leaves[0] is params:
+        arrays[name] = np.ascontiguousarray(params)
+        return "array"
+    named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    return _form(named, name, arrays)  # a user's own node comes back as a dictionary of its arrays
+
+
+def _rebuild(form: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
+    if form == "array":
+        return arrays[name]
+    ((kind, inside),) = form.items()
+    if kind == "dict":
+        return {key: _rebuild(value, f"{name}.{key}", arrays) for key, value in inside.items()}
+    items = [_rebuild(value, f"{name}.{i}", arrays) for i, value in enumerate(inside)]
+    return items if kind == "list" else tuple(items)
+
+
+def _to_parquet(history: dict[str, np.ndarray], seeds: list[int]) -> bytes:
+    """One row a seed and round; what has more axes becomes a list column."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    rounds = next(iter(history.values())).shape[1]
+    columns: dict[str, Any] = {
+        "seed": np.repeat(np.array(seeds, np.int64), rounds),
+        "round": np.tile(np.arange(rounds, dtype=np.int64), len(seeds)),
+    }
+    for name, values in history.items():
+        flat = values.reshape(len(seeds) * rounds, -1)
+        columns[name] = (
+            flat[:, 0] if values.ndim == 2 else pa.FixedSizeListArray.from_arrays(flat.reshape(-1), flat.shape[1])
+        )
+    sink = pa.BufferOutputStream()
+    pyarrow.parquet.write_table(pa.table(columns), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def _from_parquet(data: bytes, seeds: int) -> dict[str, np.ndarray]:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(pa.BufferReader(data))
+    history = {}
+    for name in table.column_names[2:]:
+        column = table[name].combine_chunks()
+        if pa.types.is_fixed_size_list(column.type):
+            values = column.flatten().to_numpy().reshape(seeds, -1, column.type.list_size)
+        else:
+            values = column.to_numpy().reshape(seeds, -1)
+        history[name] = values
+    return history

@@ -1,0 +1,407 @@
+"""The compiled engine: all clients in one program, rounds in a loop, seeds side by side.
+
+The loop's bounds are arguments of the program, so one compilation serves every number of rounds, every
+chunk and every point of resuming, and all of them give the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedsgm import checkpoint as checkpoints
+from fedsgm import wire
+from fedsgm._struct import check_count, struct
+from fedsgm.algorithm import FedSGM, Flat, RoundKeys, Server
+from fedsgm.checkpoint import Checkpoint, Saved
+from fedsgm.data.clients import Clients, check_finite
+from fedsgm.errors import CheckpointError, ClientError, SettingError
+from fedsgm.layout import Layout
+from fedsgm.problem import Task
+from fedsgm.progress import Progress
+from fedsgm.result import Result, describe
+
+_CAPACITY = 128  # rounds that one call of the compiled program can record
+_CHUNK_SECONDS = 0.25  # how long a chunk should take: the bar moves, dispatch costs nothing
+
+
+@struct
+class State:
+    """What one seed's run carries from round to round, and what a checkpoint needs."""
+
+    server: Server
+    memory: jax.Array | None
+    average: jax.Array
+    average_weight: jax.Array
+    best: jax.Array
+    best_objective: jax.Array
+
+
+def simulate(
+    algorithm: FedSGM,
+    problem: Task,
+    clients: Clients,
+    params: Any,
+    *,
+    rounds: int,
+    seed: int = 0,
+    seeds: int | None = None,
+    test: Any = None,
+    evaluate_every: int = 1,
+    checkpoint: str | Path | Checkpoint | None = None,
+    progress: bool = True,
+    debug: bool = False,
+) -> Result:
+    """Run ``algorithm`` on ``problem`` over ``clients`` from ``params``.
+
+    Args:
+        rounds: T.
+        seed: the run's seed. With ``seeds=k``, the runs of seeds ``seed, ..., seed + k - 1`` in one program;
+            every array of the result then has a leading axis of k.
+        test: held-out examples, measured at the end.
+        evaluate_every: the true objective and constraints over all clients every so many rounds, and at the
+            end; 0 is only at the end.
+        checkpoint: a folder, or a :class:`Checkpoint`, to save the run in.
+        progress: show progress on standard error.
+        debug: run op by op, without compilation; an error names the client and the round.
+    """
+    check_count("simulate", "rounds", rounds)
+    check_count("simulate", "seed", seed, least=0)
+    check_count("simulate", "evaluate_every", evaluate_every, least=0)
+    if seeds is not None:
+        check_count("simulate", "seeds", seeds)
+    n = len(clients)
+    if algorithm.participants is not None and algorithm.participants > n:
+        raise SettingError(f"participants={algorithm.participants}, but there are {n} clients")
+    use_compilation_cache()
+    layout = Layout.of(params)
+    data = problem.prepare(clients, params)
+    held_out = None if test is None else _held_out(problem, test, params)
+    w = layout.flatten(jax.tree.map(np.asarray, params))
+    settings = {
+        "algorithm": describe(algorithm),
+        "problem": describe(problem),
+        "clients": n,
+        "parameters": layout.size,
+        "seeds": list(range(seed, seed + (seeds or 1))),
+        "evaluate_every": evaluate_every,
+    }
+    traced = _as_float32(algorithm)
+    task = Flat(_as_float32(problem), layout)
+    seed_array = np.array(settings["seeds"], np.uint32)
+    state = _start(traced, w, n, len(seed_array))
+
+    if isinstance(checkpoint, (str, Path)):
+        checkpoint = Checkpoint(checkpoint)
+    history: list[dict[str, np.ndarray]] = []
+    done = 0
+    if checkpoint is not None:
+        fingerprint = settings | {"data": _digest(data), "start": _digest(w)}
+        saved = _resume(checkpoint, fingerprint, rounds)
+        if saved is not None:
+            done = saved.round
+            state, past = _unpack(saved.arrays, state)
+            history.append(past)
+
+    each = _one_by_one if debug else _together
+    with Progress("FedSGM", rounds, show=progress) as bar, jax.disable_jit(debug):
+        size = 16
+        while done < rounds:
+            stop = min(done + size, rounds)
+            if checkpoint is not None:
+                stop = min(stop, done + checkpoint.every - done % checkpoint.every)
+            began = time.perf_counter()
+            state, buffers = _advance(
+                traced, task, data, state, seed_array, done, stop, rounds, n, evaluate_every, each
+            )
+            chunk = {name: np.asarray(buffer)[:, : stop - done] for name, buffer in buffers.items()}
+            seconds = (time.perf_counter() - began) / (stop - done)
+            size = max(1, min(_CAPACITY, int(_CHUNK_SECONDS / seconds)))
+            history.append(chunk)
+            done = stop
+            if checkpoint is not None and (done % checkpoint.every == 0 or done == rounds):
+                arrays = _pack(state, _join(history))
+                checkpoints.save(Path(checkpoint.directory), Saved(done, arrays, fingerprint))
+            bar.update(done, **_shown(chunk))
+
+        ends = np.stack([state.server.replica, _averages(state), state.best])
+        values = {"train": _evaluate(task, ends, data)}
+        if held_out is not None:
+            values["test"] = _evaluate(task, ends, held_out)
+
+    up, down = _traffic(traced, task, data, n)
+    table = _join(history)
+    table |= {
+        "bytes_up": np.full((len(seed_array), rounds), up, np.int64),
+        "bytes_down": np.full((len(seed_array), rounds), down, np.int64),
+    }
+    unflatten = layout.unflatten if seeds is not None else lambda stack: layout.unflatten(stack[0])
+    last, average, best = (unflatten(vectors) for vectors in ends)
+    return Result(
+        history=table,
+        last=last,
+        average=average,
+        best_feasible=best,
+        values=jax.tree.map(np.asarray, values),
+        bounds={name: float(bound) for name, bound in problem.bounds.items()},
+        settings=settings | {"rounds": rounds},
+    )
+
+
+def use_compilation_cache() -> None:
+    """Keep compiled programs on disk, unless the user has set a cache up or sets FEDSGM_CACHE to nothing."""
+    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
+        return
+    folder = os.environ.get("FEDSGM_CACHE", "~/.cache/fedsgm")
+    if folder:
+        jax.config.update("jax_compilation_cache_dir", str(Path(folder).expanduser() / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+Each = Callable[..., Any]
+"""``each(fn, who, round, *stacked)`` applies ``fn`` to every client's slice and stacks the answers."""
+
+
+def _together(fn: Callable[..., Any], who: jax.Array, round: jax.Array, *stacked: Any) -> Any:
+    return jax.vmap(fn)(*stacked)
+
+
+def _one_by_one(fn: Callable[..., Any], who: jax.Array, round: jax.Array, *stacked: Any) -> Any:
+    answers = []
+    for i, client in enumerate(np.asarray(who)):
+        try:
+            answer = fn(*jax.tree.map(lambda a, i=i: a[i], stacked))
+        except Exception as error:
+            raise ClientError(f"client {client}, round {round}: {type(error).__name__}: {error}") from error
+        for leaf in jax.tree.leaves(answer):
+            if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(np.asarray(leaf, np.float32)).all():
+                raise ClientError(f"client {client}, round {round}: a NaN or an infinite value in {fn.__name__}")
+        answers.append(answer)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *answers)
+
+
+@functools.partial(jax.jit, static_argnames=("n", "evaluate_every", "each"))
+def _advance(
+    algorithm: FedSGM,
+    task: Flat,
+    data: Any,
+    states: State,
+    seeds: jax.Array,
+    start: int,
+    stop: int,
+    rounds: int,
+    n: int,
+    evaluate_every: int,
+    each: Each,
+) -> tuple[State, dict[str, jax.Array]]:
+    """Rounds ``start`` to ``stop`` of every seed."""
+    one_round = functools.partial(_round, algorithm, task, data, rounds, n, evaluate_every, each)
+
+    def one_seed(state: State, seed: jax.Array) -> tuple[State, dict[str, jax.Array]]:
+        # All rounds' draws at once: they depend on (seed, round, client) alone, and small draws cost dispatch.
+        draws = jax.vmap(lambda t: Draw.of(algorithm, n, seed, t))(start + jnp.arange(_CAPACITY))
+        info = jax.eval_shape(one_round, state, jax.tree.map(lambda a: a[0], draws), start)[1]
+        buffers = jax.tree.map(lambda a: jnp.zeros((_CAPACITY, *a.shape), a.dtype), info)
+
+        def body(t: jax.Array, carry: tuple[State, Any]) -> tuple[State, Any]:
+            state, info = one_round(carry[0], jax.tree.map(lambda a: a[t - start], draws), t)
+            return state, jax.tree.map(lambda buffer, a: buffer.at[t - start].set(a), carry[1], info)
+
+        return jax.lax.fori_loop(start, stop, body, (state, buffers))
+
+    return jax.lax.map(lambda seed: one_seed(*seed), (states, seeds))
+
+
+@struct
+class Draw:
+    """All that is random in one round of one seed."""
+
+    who: jax.Array
+    clients: jax.Array
+    server: jax.Array
+
+    @classmethod
+    def of(cls, algorithm: FedSGM, n: int, seed: jax.Array, round: jax.Array) -> Draw:
+        keys = RoundKeys.of(seed, round)
+        who = algorithm.sample(keys.sampling, n)
+        return cls(who, jax.vmap(keys.client)(who), keys.server)
+
+
+def _round(
+    algorithm: FedSGM,
+    task: Flat,
+    data: Any,
+    rounds: int,
+    n: int,
+    evaluate_every: int,
+    each: Each,
+    state: State,
+    draw: Draw,
+    t: jax.Array,
+) -> tuple[State, dict[str, jax.Array]]:
+    """One round of one seed: the participants' work, and what there is to see of it."""
+    server, w, who = state.server, state.server.replica, draw.who
+    everyone = len(who) == n
+    take = (lambda tree: tree) if everyone else functools.partial(jax.tree.map, lambda a: a[who])
+    theirs, memory = take(data), take(state.memory)
+
+    def measure(data: Any, key: jax.Array) -> Any:
+        return algorithm.measure(task, w, data, key)
+
+    statistics, kept = each(measure, who, t, theirs, draw.clients)
+    direction, rule, measured = algorithm.decide(task, server.rule, statistics)
+
+    def local_update(data: Any, kept: Any, memory: Any, key: jax.Array) -> Any:
+        return algorithm.local_update(task, w, direction, data, kept, memory, key)
+
+    messages, memory = each(local_update, who, t, theirs, kept, memory, draw.clients)
+    server, _ = algorithm.aggregate(task, Server(w, server.model, rule), messages, draw.server)
+
+    info = {"violation": measured.violation, "weight": direction.constraint, "participants": who, **measured.report}
+    values, worst = _true_values(task, data, server.replica, t, rounds, n, evaluate_every, each)
+    better = (worst <= 0) & (values["objective"] < state.best_objective)
+    total = state.average_weight + direction.objective
+    share = direction.objective / jnp.where(total > 0, total, 1)
+    state = State(
+        server=server,
+        memory=memory if everyone else jax.tree.map(lambda old, new: old.at[who].set(new), state.memory, memory),
+        average=state.average + share * (w - state.average),
+        average_weight=total,
+        best=jnp.where(better, server.replica, state.best),
+        best_objective=jnp.where(better, values["objective"], state.best_objective),
+    )
+    return state, info | values
+
+
+def _true_values(
+    task: Flat, data: Any, w: jax.Array, t: jax.Array, rounds: int, n: int, evaluate_every: int, each: Each
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Objective and constraints over all clients at ``w``, in the rounds where they are wanted; NaN in others."""
+
+    def evaluate(data: Any) -> Any:
+        return task.evaluate(w, data, jax.random.key(0))
+
+    def now() -> Any:
+        return task.task.summarise(each(evaluate, jnp.arange(n), t, data))
+
+    if evaluate_every == 1:
+        return now()
+    wanted = t + 1 == rounds
+    if evaluate_every:
+        wanted |= (t + 1) % evaluate_every == 0
+    skipped = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), jax.eval_shape(now))
+    return jax.lax.cond(wanted, now, lambda: skipped)
+
+
+@jax.jit
+def _evaluate(task: Flat, vectors: jax.Array, data: Any) -> dict[str, jax.Array]:
+    """The true values of [kind, seed] parameter vectors."""
+
+    def one(w: jax.Array) -> Any:
+        return task.task.summarise(jax.vmap(lambda d: task.evaluate(w, d, jax.random.key(0)))(data))[0]
+
+    return jax.vmap(jax.vmap(one))(vectors)
+
+
+def _start(algorithm: FedSGM, w: np.ndarray, n: int, seeds: int) -> State:
+    """Every seed's state before the first round."""
+    state = State(
+        server=algorithm.init(w),
+        memory=algorithm.init_memory(n, len(w)),
+        average=np.zeros_like(w),
+        average_weight=np.float32(0),
+        best=np.full_like(w, np.nan),
+        best_objective=np.float32(np.inf),
+    )
+    return jax.tree.map(lambda a: np.broadcast_to(np.float32(a), (seeds, *np.shape(a))), state)
+
+
+def _averages(state: State) -> np.ndarray:
+    """The theorems' averages; not a number for a seed whose every round went to the constraint alone."""
+    return np.where(np.asarray(state.average_weight)[:, None] > 0, state.average, np.nan)
+
+
+def _as_float32(tree: Any) -> Any:
+    """Continuous settings as float32 scalars, so that 1 and 1.0 are the same program."""
+    return jax.tree.map(np.float32, tree)
+
+
+def _held_out(problem: Task, test: Any, params: Any) -> Any:
+    examples = jax.tree.map(np.asarray, test)
+    check_finite(examples, "the test data")
+    return problem.prepare(Clients.from_list([examples]), params, owner="the test data")
+
+
+def _traffic(algorithm: FedSGM, task: Flat, data: Any, n: int) -> tuple[int, int]:
+    """Bytes of one round, up and down, over all clients: query, direction, messages and broadcast."""
+    m = algorithm.participants or n
+    d = task.layout.size
+
+    def sizes(one: Any) -> Any:
+        w, key = jnp.zeros(d), jax.random.key(0)
+        statistics, _ = algorithm.measure(task, w, one, key)
+        stacked = jax.tree.map(lambda a: a[None], statistics)
+        direction, _, _ = algorithm.decide(task, algorithm.rule.init(), stacked)
+        return statistics, direction, algorithm.uplink.compress(w, key), algorithm.downlink.compress(w, key)
+
+    first = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), data)
+    statistics, direction, message, broadcast = map(wire.nbytes, jax.eval_shape(sizes, first))
+    return m * (statistics + message), m * direction + n * broadcast
+
+
+def _shown(chunk: dict[str, np.ndarray]) -> dict[str, float]:
+    """The means over seeds of the last round, for the progress bar."""
+    return {name: float(chunk[name][:, -1].mean()) for name in ("objective", "violation", "weight")}
+
+
+def _join(history: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([part[name] for part in history], axis=1) for name in history[0]}
+
+
+def _pack(state: State, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A run as named arrays."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    arrays = {"state" + jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+    return arrays | {f"history/{name}": values for name, values in history.items()}
+
+
+def _unpack(arrays: dict[str, np.ndarray], like: State) -> tuple[State, dict[str, np.ndarray]]:
+    state = jax.tree_util.tree_map_with_path(lambda path, _: arrays["state" + jax.tree_util.keystr(path)], like)
+    history = {name.removeprefix("history/"): a for name, a in arrays.items() if name.startswith("history/")}
+    return state, history
+
+
+def _resume(checkpoint: Checkpoint, fingerprint: dict[str, Any], rounds: int) -> Saved | None:
+    """The checkpoint to go on from, if the user wants that and there is one."""
+    directory = Path(checkpoint.directory)
+    saved = checkpoints.newest(directory)
+    if saved is None:
+        return None
+    if not checkpoint.resume:
+        raise CheckpointError(
+            f"{directory} holds a checkpoint of round {saved.round}; resume from it, or choose an empty folder"
+        )
+    checkpoints.check_same(saved.settings, fingerprint, directory)
+    if saved.round > rounds:
+        raise CheckpointError(
+            f"the checkpoint in {directory} is of round {saved.round}, but this run has {rounds} rounds"
+        )
+    return saved
+
+
+def _digest(tree: Any) -> str:
+    """A short name for these very arrays."""
+    digest = hashlib.sha256()
+    for leaf in map(np.asarray, jax.tree.leaves(tree)):
+        digest.update(f"{leaf.dtype}{leaf.shape}".encode() + np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()[:16]
