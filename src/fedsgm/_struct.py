@@ -15,7 +15,7 @@ from fedsgm.errors import SettingError
 T = TypeVar("T")
 
 
-def static(default: Any = dataclasses.MISSING) -> Any:
+def static(*, default: Any = dataclasses.MISSING) -> Any:
     """A field that decides what is compiled; every other field is an array or number of the program."""
     return dataclasses.field(default=default, metadata={"static": True})
 
@@ -34,9 +34,9 @@ def check_number(owner: str, name: str, value: Any, *, above: float | None = Non
     if (
         not isinstance(value, numbers.Real)
         or isinstance(value, bool)
-        or not math.isfinite(value)
-        or (above is not None and not value > above)
-        or (least is not None and not value >= least)
+        or not math.isfinite(float(value))
+        or (above is not None and not float(value) > above)
+        or (least is not None and not float(value) >= least)
     ):
         raise SettingError(f"{owner}: {name}={value!r}, but it must be a finite number {limit}".rstrip())
 

@@ -34,7 +34,7 @@ from fedsgm.rules import Direction, Hard, Rule
 class Flat:
     """A task that speaks of flat vectors."""
 
-    task: Any
+    task: Task
     layout: Layout = static()
 
     def measure(self, w: jax.Array, data: Any, key: jax.Array, batch_size: int | None) -> tuple[Any, Any]:
@@ -83,15 +83,15 @@ class FedSGM:
     """
 
     step_size: float
-    local_steps: int = static(1)
-    participants: int | None = static(None)
+    local_steps: int = static(default=1)
+    participants: int | None = static(default=None)
     rule: Rule = Hard()
     tolerance: float = 0.0
-    uplink: Compressor = static(Identity())
-    downlink: Compressor = static(Identity())
-    project: Callable[[Any], Any] | None = static(None)
-    batch_size: int | None = static(None)
-    constraint_batch_size: int | None = static(None)
+    uplink: Compressor = static(default=Identity())
+    downlink: Compressor = static(default=Identity())
+    project: Callable[[Any], Any] | None = static(default=None)
+    batch_size: int | None = static(default=None)
+    constraint_batch_size: int | None = static(default=None)
 
     def __post_init__(self) -> None:
         check_number("FedSGM", "step_size", self.step_size, above=0)

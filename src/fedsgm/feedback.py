@@ -6,14 +6,14 @@ server sends compressed steps towards its own model, and every client holds the 
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 from fedsgm.compression import Compressor, Identity, Message
 
 
-def send(
-    compressor: Compressor, memory: jax.Array | None, update: jax.Array, key: jax.Array
-) -> tuple[Message, jax.Array | None]:
+def send(compressor: Compressor, memory: Any, update: jax.Array, key: jax.Array) -> tuple[Message, Any]:
     """EF14, on a client: compress memory + update, keep what was left out.
 
     v = C(e + Delta), e <- e + Delta - v.

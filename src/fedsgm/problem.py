@@ -31,8 +31,8 @@ class Mean:
     """
 
     fn: PerExample = static()
-    where: Callable[[Any], Any] | None = static(None)
-    name: str | None = static(None)
+    where: Callable[[Any], Any] | None = static(default=None)
+    name: str | None = static(default=None)
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
@@ -45,7 +45,7 @@ class Mean:
 
     @property
     def label(self) -> str:
-        return self.name or getattr(self.fn, "__name__", "constraint")
+        return self.name or str(getattr(self.fn, "__name__", "constraint"))
 
 
 @struct
@@ -74,8 +74,8 @@ class Examples:
     """
 
     examples: Any
-    weights: tuple[jax.Array, ...]
-    count: jax.Array
+    weights: tuple[Any, ...]
+    count: Any
 
     def batch(self, size: int | None, key: jax.Array) -> Examples:
         """``size`` examples drawn uniformly with replacement, weighted so that every sum is unbiased."""
@@ -100,7 +100,7 @@ class Task(Protocol):
     @property
     def bounds(self) -> dict[str, float]: ...
 
-    def prepare(self, clients: Any, params: Any) -> Any: ...
+    def prepare(self, clients: Any, params: Any, *, owner: str = "client") -> Any: ...
 
     def measure(self, params: Any, data: Any, key: jax.Array, *, batch_size: int | None) -> tuple[Any, Any]: ...
 

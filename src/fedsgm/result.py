@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -15,7 +16,7 @@ from fedsgm.errors import SettingError
 from fedsgm.files import write_atomically
 
 KINDS = ("last", "average", "best_feasible")
-_RECENT = 100  # rounds over which the end of a run is judged
+RECENT = 100  # rounds over which the end of a run is judged
 VERSION = 1
 
 
@@ -46,13 +47,14 @@ class Result:
     @property
     def feasible(self) -> np.ndarray:
         """Whether each seed ends, on training data, within every bound."""
-        return self._within("train")[0]
+        return self.excess("train")[0] <= 0
 
     @property
     def feasible_rounds(self) -> np.ndarray:
         """The share of each seed's last 100 evaluated rounds that are within every bound."""
-        excess = self._excess_history()[:, -_RECENT:]
-        return np.array([np.mean(row[~np.isnan(row)] <= 0) for row in excess])
+        excess = self.excess_history()[:, -RECENT:]
+        measured = (~np.isnan(excess)).sum(axis=1)
+        return np.divide((excess <= 0).sum(axis=1), measured, out=np.full(len(excess), np.nan), where=measured > 0)
 
     @property
     def multiplier(self) -> np.ndarray:
@@ -96,7 +98,10 @@ class Result:
             "version": VERSION,
             "feasible": bool(self.feasible.all()),
             "verdict": self.verdict().splitlines(),
-            "values": jax.tree.map(lambda a: _jsonable(a.astype(float).tolist()), self.values),
+            "values": {
+                part: {name: _jsonable(rows.astype(float).tolist()) for name, rows in values.items()}
+                for part, values in self.values.items()
+            },
             "bounds": self.bounds,
             "settings": self.settings,
             "params": forms,
@@ -141,10 +146,8 @@ class Result:
         """The largest ``value - bound`` of every [kind, seed]; negative is within every bound."""
         return _excess(self.values[part], self.bounds)
 
-    def _within(self, part: str) -> np.ndarray:
-        return self.excess(part) <= 0
-
-    def _excess_history(self) -> np.ndarray:
+    def excess_history(self) -> np.ndarray:
+        """The same of every [seed, round]; NaN where the true values were not measured."""
         return _excess(self.history, self.bounds)
 
 
@@ -159,8 +162,12 @@ def describe(thing: Any) -> Any:
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         fields = {f.name: describe(getattr(thing, f.name)) for f in dataclasses.fields(thing)}
         return {"is": type(thing).__name__, **fields}
+    if isinstance(thing, functools.partial):
+        return [describe(thing.func), describe(thing.args), describe(thing.keywords)]
     if isinstance(thing, (list, tuple)):
         return [describe(item) for item in thing]
+    if isinstance(thing, dict):
+        return {str(key): describe(value) for key, value in thing.items()}
     if thing is None or isinstance(thing, (bool, int, str)):
         return thing
     if isinstance(thing, (float, np.number, jax.Array)):

@@ -39,11 +39,11 @@ class State:
     """What one seed's run carries from round to round, and what a checkpoint needs."""
 
     server: Server
-    memory: jax.Array | None
-    average: jax.Array
-    average_weight: jax.Array
-    best: jax.Array
-    best_objective: jax.Array
+    memory: Any
+    average: Any
+    average_weight: Any
+    best: Any
+    best_objective: Any
 
 
 def simulate(
@@ -134,9 +134,11 @@ def simulate(
             bar.update(done, **_shown(chunk))
 
         ends = np.stack([state.server.replica, _averages(state), state.best])
-        values = {"train": _evaluate(task, ends, data)}
-        if held_out is not None:
-            values["test"] = _evaluate(task, ends, held_out)
+        values = {
+            part: _evaluate(task, ends, examples)
+            for part, examples in (("train", data), ("test", held_out))
+            if examples is not None
+        }
 
     up, down = _traffic(traced, task, data, n)
     table = _join(history)
@@ -151,7 +153,10 @@ def simulate(
         last=last,
         average=average,
         best_feasible=best,
-        values=jax.tree.map(np.asarray, values),
+        values={
+            part: {name: np.asarray(measured[name]) for name in ("objective", *problem.bounds)}
+            for part, measured in values.items()
+        },
         bounds={name: float(bound) for name, bound in problem.bounds.items()},
         settings=settings | {"rounds": rounds},
     )
@@ -172,7 +177,7 @@ Each = Callable[..., Any]
 """``each(fn, who, round, *stacked)`` applies ``fn`` to every client's slice and stacks the answers."""
 
 
-def _together(fn: Callable[..., Any], who: jax.Array, round: jax.Array, *stacked: Any) -> Any:
+def _together(fn: Callable[..., Any], _who: jax.Array, _round: jax.Array, *stacked: Any) -> Any:
     return jax.vmap(fn)(*stacked)
 
 

@@ -28,6 +28,6 @@ def breast_cancer(*, split: int = 0, test_fraction: float = 0.2) -> tuple[dict[s
 
 def _read() -> tuple[np.ndarray, np.ndarray]:
     spec = importlib.util.find_spec("sklearn")
-    assert spec is not None and spec.origin is not None, "scikit-learn is a dependency of fedsgm"
-    table = np.loadtxt(Path(spec.origin).parent / "datasets/data/breast_cancer.csv", delimiter=",", skiprows=1)
+    assert spec is not None  # scikit-learn is a dependency
+    table = np.loadtxt(Path(str(spec.origin)).parent / "datasets/data/breast_cancer.csv", delimiter=",", skiprows=1)
     return table[:, :-1], 1 - table[:, -1]

@@ -180,7 +180,8 @@ def _length(examples: Any, owner: str) -> int:
 
 
 def _same_form(first: Any, other: Any, j: int) -> None:
-    if jax.tree.structure(first) != jax.tree.structure(other):
+    forms: Any = [jax.tree.structure(tree) for tree in (first, other)]
+    if forms[0] != forms[1]:
         raise SettingError(f"client {j}: its arrays are named or nested differently from client 0's")
     pairs = zip(jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(other), strict=True)
     for (path, a), b in pairs:

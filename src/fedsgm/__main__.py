@@ -1,0 +1,5 @@
+"""``python -m fedsgm`` is the command line."""
+
+from fedsgm.cli import main
+
+main()

@@ -1,0 +1,143 @@
+"""The verdict and the table of a run, in words for a terminal."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsgm.result import KINDS, RECENT, Result
+
+
+def verdict(result: Result) -> str:
+    """Feasible or not, first and loudly; then what was measured."""
+    return "\n".join([_headline(result), "", *_values(result), "", *_rounds(result), *_advice(result)])
+
+
+def table(result: Result) -> str:
+    """One line for each kind of parameters and seed."""
+    parts = [(part, name) for part in result.values for name in result.values[part]]
+    rows = [["parameters", "seed", *(f"{name} ({part})" for part, name in parts)]]
+    for i, kind in enumerate(KINDS):
+        for j, seed in enumerate(result.settings["seeds"]):
+            rows.append([kind, str(seed), *(_number(result.values[part][name][i, j]) for part, name in parts)])
+    return _aligned(rows)
+
+
+def _headline(result: Result) -> str:
+    feasible, total = int(result.feasible.sum()), len(result.feasible)
+    diverged = int(np.isnan(result.values["train"]["objective"][0]).sum())
+    if diverged:
+        return f"NOT FEASIBLE: {_seeds(diverged, total)} diverged (not a number); take a smaller step size."
+    if not result.bounds:
+        return "NO CONSTRAINT: nothing to be feasible for."
+    if feasible == total:
+        fails = "test" in result.values and not (result.excess("test")[0] <= 0).all()
+        but = ", but NOT on the held-out data" if fails else ""
+        return (
+            f"FEASIBLE: the last parameters are within every bound on the training data ({_seeds(total, total)}){but}."
+        )
+    excess = result.excess("train")
+    kept = int((excess[2] <= 0).sum())
+    instead = (
+        f"a feasible iterate was kept for {_seeds(kept, total)} (best_feasible)" if kept else "no round was feasible"
+    )
+    return (
+        f"NOT FEASIBLE: the last parameters are over a bound for {_seeds(total - feasible, total)}, "
+        f"by up to {excess[0].max():.2g}; {instead}."
+    )
+
+
+def _seeds(some: int, total: int) -> str:
+    return "the one seed" if total == 1 else f"{some} of {total} seeds"
+
+
+def _values(result: Result) -> list[str]:
+    """The last parameters' values: the worst seed of each constraint, the range of the objective."""
+    rows = [["", "bound", *(f"{part} (min .. max over seeds)" for part in result.values)]]
+    for name in ["objective", *result.bounds]:
+        row = [name, _number(result.bounds[name]) if name in result.bounds else ""]
+        for values in result.values.values():
+            last = values[name][0]
+            text = _number(last.min()) if len(last) == 1 else f"{_number(last.min())} .. {_number(last.max())}"
+            if name in result.bounds:
+                over = last.max() - np.float32(result.bounds[name])
+                text += f"  over by {over:.2g}" if over > 0 else "  within" if over <= 0 else "  undefined"
+            row.append(text)
+        rows.append(row)
+    return [f"  {line}" for line in _aligned(rows).splitlines()]
+
+
+def _rounds(result: Result) -> list[str]:
+    history, settings = result.history, result.settings
+    algorithm = settings["algorithm"]
+    rounds = settings["rounds"]
+    lines = []
+    if result.bounds:
+        excess = result.excess_history()[:, -RECENT:]
+        measured = int((~np.isnan(excess)).any(axis=0).sum())
+        if measured:
+            share, worst = np.nanmean(result.feasible_rounds), np.nanmax(excess)
+            lines.append(
+                f"  rounds     {share:.0%} of the last {measured} evaluated rounds within every bound; "
+                f"the worst {'over by' if worst > 0 else 'within by'} {abs(worst):.2g}"
+            )
+        for i, kind in ((1, "average"), (2, "best")):
+            values = {name: v[i] for name, v in result.values["train"].items()}
+            defined = ~np.isnan(values["objective"])
+            if defined.any():
+                told = ", ".join(f"{name} {_number(np.mean(v[defined]))}" for name, v in values.items())
+                lines.append(f"  {kind:10} {told} (training, {_seeds(int(defined.sum()), len(defined))})")
+            else:
+                lines.append(f"  {kind:10} undefined: no round was feasible")
+    participants = algorithm["participants"] or settings["clients"]
+    up, down = (history[name].sum(axis=1).mean() for name in ("bytes_up", "bytes_down"))
+    lines.append(
+        f"  work       {rounds} rounds, {participants} of {settings['clients']} clients a round, "
+        f"E = {algorithm['local_steps']}, {settings['parameters']} parameters"
+    )
+    lines.append(f"  traffic    {_bytes(up)} up, {_bytes(down)} down, over all clients of a seed")
+    if result.bounds and algorithm["rule"]["is"] in ("Hard", "Soft"):
+        told = " ".join(f"{value:.3g}" for value in result.multiplier)
+        lines.append(f"  multiplier about {told} (the constraint's weight over the objective's)")
+    return lines
+
+
+_TIPS = {
+    "Hard": "the soft rule keeps a margin of 1/beta below the bound",
+    "Soft": "a smaller beta keeps a larger margin below the bound",
+    "Penalty": "a larger rho weighs the constraint more",
+    "PrimalDual": "a larger dual step raises the multiplier sooner",
+    "Unconstrained": "this rule ignores the constraints, take another",
+}
+
+
+def _advice(result: Result) -> list[str]:
+    """What to try when the end of the run is not feasible."""
+    if not result.bounds or result.feasible.all() or np.isnan(result.values["train"]["objective"][0]).any():
+        return []
+    algorithm = result.settings["algorithm"]
+    rule = algorithm["rule"]["is"]
+    tips = [_TIPS[rule]]
+    if rule in ("Hard", "Soft") and result.history["weight"].mean() > 0.99:
+        tips = ["nearly every round went to the constraint: run more rounds, or check that the bound can be met"]
+    elif rule != "Unconstrained" and algorithm["participants"] not in (None, result.settings["clients"]):
+        tips.append("more participants a round make the estimate of the constraint less noisy")
+    return ["", f"  To try: {'; '.join(tips)}."]
+
+
+def _number(value: float) -> str:
+    return "undefined" if np.isnan(value) else f"{value:.4g}"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def _aligned(rows: list[list[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -1,0 +1,56 @@
+"""What all tests share: a compilation cache of the checkout's own, and small problems."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("FEDSGM_CACHE", str(Path(__file__).parents[1] / ".cache"))
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedsgm as fs
+
+
+def logistic(params, example):
+    z = example["x"] @ params["w"] + params["b"]
+    return jnp.logaddexp(0.0, z) - example["y"] * z
+
+
+def negative(example):
+    return example["y"] == 0
+
+
+def positive(example):
+    return example["y"] == 1
+
+
+SIZES = (7, 12, 9, 15, 8, 11)
+FEATURES = 4
+
+
+@pytest.fixture(scope="session")
+def clients():
+    """Six clients of different sizes whose data differ, each with both classes."""
+    rng = np.random.default_rng(7)
+    data = []
+    for size in SIZES:
+        x = rng.normal(size=(size, FEATURES)) + rng.normal(size=FEATURES)
+        y = (np.arange(size) % 3 == 0).astype(np.float32)
+        x[y == 1] += 0.8
+        data.append({"x": x.astype(np.float32), "y": y})
+    return fs.Clients.from_list(data)
+
+
+@pytest.fixture(scope="session")
+def problem():
+    """Least loss on class 0 with the loss on class 1 within a bound that matters."""
+    return fs.Problem(
+        objective=fs.Mean(logistic, where=negative),
+        constraints=[fs.Mean(logistic, where=positive, name="positive") <= 0.45],
+    )
+
+
+@pytest.fixture
+def params():
+    return {"w": np.full(FEATURES, 0.3, np.float32), "b": np.float32(-0.2) * np.ones((), np.float32)}

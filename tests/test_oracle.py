@@ -1,0 +1,172 @@
+"""The engine against Algorithm 1 written out as a plain NumPy loop, for every combination of its options."""
+
+import functools
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from optax.projections import projection_l2_ball
+
+import fedsgm as fs
+
+ETA, BOUND, TOLERANCE, BETA, ROUNDS, RADIUS, SEED = 0.1, 0.45, 0.01, 4.0, 200, 0.9, 3
+KEEP = 2  # of 5 parameters
+
+
+def top_k(v):
+    out = np.zeros_like(v)
+    kept = np.argsort(-np.abs(v), kind="stable")[:KEEP]
+    out[kept] = v[kept]
+    return out
+
+
+class Client:
+    """One client's own functions of the flat vector [b, w] (the order of the dictionary's keys)."""
+
+    def __init__(self, data):
+        self.x = np.concatenate([np.ones((len(data["y"]), 1)), data["x"]], axis=1).astype(np.float64)
+        self.y = data["y"].astype(np.float64)
+        self.share = {label: (self.y == label) / (self.y == label).sum() for label in (0, 1)}
+
+    def value(self, w, label, rows=None):
+        x, y, weight = self._take(label, rows)
+        z = x @ w
+        return weight @ (np.logaddexp(0, z) - y * z)
+
+    def gradient(self, w, label, rows=None):
+        x, y, weight = self._take(label, rows)
+        return x.T @ (weight * (1 / (1 + np.exp(-(x @ w))) - y))
+
+    def _take(self, label, rows):
+        """A batch is weighted by count / size, so that its sums are unbiased."""
+        if rows is None:
+            return self.x, self.y, self.share[label]
+        return self.x[rows], self.y[rows], self.share[label][rows] * len(self.y) / len(rows)
+
+
+@functools.cache
+def batches(purpose, size, counts):
+    """Rows drawn in every round by every client: a function of (seed, round, client), then of the purpose."""
+
+    def rows(round, client, count):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), round), 2), client)
+        return jax.random.randint(jax.random.fold_in(key, purpose), (size,), 0, count)
+
+    over_clients = jax.vmap(rows, in_axes=(None, 0, 0))
+    over_rounds = jax.jit(jax.vmap(over_clients, in_axes=(0, None, None)))
+    return np.asarray(over_rounds(np.arange(ROUNDS), np.arange(len(counts)), np.array(counts)))
+
+
+def algorithm_1(clients, w0, history, *, rule, local_steps, uplink, downlink, radius, batch_size, constraint_batch):
+    """Lines 1-37, one client after another, in float64.
+
+    Who takes part is the engine's draw. Its word is also taken on a hard switch that is nearer to the bound
+    than float32 can tell (under 1e-6); everything else is worked out here.
+    """
+    people = [Client(clients[j]) for j in range(len(clients))]
+    counts = tuple(int(count) for count in clients.counts)
+    w, x = w0.astype(np.float64), w0.astype(np.float64)
+    memory = np.zeros((len(people), len(w)))
+    objective, constraint, estimates = [], [], []
+
+    def project(v):
+        return v * min(1, radius / np.linalg.norm(v)) if radius else v
+
+    for t, participants in enumerate(history["participants"][0]):
+        values = []
+        for j in participants:
+            rows = batches(0, constraint_batch, counts)[t, j] if constraint_batch else None
+            values.append(people[j].value(w, 1, rows))
+        estimate = np.mean(values)
+        violation = estimate - BOUND - TOLERANCE
+        s = float(violation > 0) if rule == "hard" else min(1.0, max(0.0, 1 + BETA * violation))
+        if rule == "hard" and abs(violation) < 1e-6:
+            s = float(history["weight"][0, t])
+        messages = []
+        for j in participants:
+            local, total = w.copy(), np.zeros_like(w)
+            for tau in range(local_steps):
+                rows = batches(2 + tau, batch_size, counts)[t, j] if batch_size else None
+                step = (1 - s) * people[j].gradient(local, 0, rows) + s * people[j].gradient(local, 1, rows)
+                local, total = local - ETA * step, total + step
+            if uplink:
+                message = top_k(memory[j] + total)
+                memory[j] += total - message
+            else:
+                message = total
+            messages.append(message)
+        mean = np.mean(messages, axis=0)
+        if uplink or downlink:
+            x = project(x - ETA * mean)
+            w = w + top_k(x - w) if downlink else x
+        else:
+            w = project(w - ETA * mean)
+        estimates.append(estimate)
+        objective.append(np.mean([p.value(w, 0) for p in people]))
+        constraint.append(np.mean([p.value(w, 1) for p in people]))
+    return w, np.array(objective), np.array(constraint), np.array(estimates)
+
+
+OPTIONS = list(
+    itertools.product(
+        ["hard", "soft"],
+        [None, 3],  # participants
+        [1, 3],  # local steps
+        [(False, False), (True, False), (False, True), (True, True)],  # compression up, down
+        [None, RADIUS],
+        [(None, None), (5, 6)],  # mini-batches: gradients, constraint
+    )
+) + [
+    ("soft", 3, 2, (True, True), None, (5, None)),
+    ("soft", 3, 2, (True, True), None, (None, 6)),
+]
+
+
+@pytest.mark.parametrize(("rule", "participants", "local_steps", "compress", "radius", "sizes"), OPTIONS)
+def test_simulate_is_algorithm_1(clients, problem, params, rule, participants, local_steps, compress, radius, sizes):
+    def compressor(on):
+        return fs.TopK(count=KEEP) if on else fs.Identity()
+
+    algorithm = fs.FedSGM(
+        step_size=ETA,
+        local_steps=local_steps,
+        participants=participants,
+        rule=fs.Hard() if rule == "hard" else fs.Soft(BETA),
+        tolerance=TOLERANCE,
+        uplink=compressor(compress[0]),
+        downlink=compressor(compress[1]),
+        project=functools.partial(projection_l2_ball, scale=radius) if radius else None,
+        batch_size=sizes[0],
+        constraint_batch_size=sizes[1],
+    )
+    result = fs.simulate(algorithm, problem, clients, params, rounds=ROUNDS, seed=SEED, progress=False)
+    start = np.concatenate([params["b"].reshape(1), params["w"]])
+    w, objective, constraint, estimates = algorithm_1(
+        clients,
+        start,
+        result.history,
+        rule=rule,
+        local_steps=local_steps,
+        uplink=compress[0],
+        downlink=compress[1],
+        radius=radius,
+        batch_size=sizes[0],
+        constraint_batch=sizes[1],
+    )
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)  # 200 rounds of float32 rounding
+    close(np.concatenate([result.last["b"].reshape(1), result.last["w"]]), w)
+    close(result.history["objective"][0], objective)
+    close(result.history["positive"][0], constraint)
+    close(result.history["estimate"][0], estimates)
+    close(result.history["violation"][0], estimates - BOUND - TOLERANCE)
+    assert np.ptp(objective) > 0.01, "the run must move for the comparison to mean anything"
+
+
+def test_the_options_exercise_both_directions(clients, problem, params):
+    """Within the oracle's runs the rule really switches."""
+    algorithm = fs.FedSGM(step_size=ETA, rule=fs.Hard(), tolerance=TOLERANCE, participants=3)
+    weight = fs.simulate(algorithm, problem, clients, params, rounds=ROUNDS, seed=SEED, progress=False).history[
+        "weight"
+    ]
+    assert 0.1 < weight.mean() < 0.9
