@@ -166,7 +166,7 @@ def test_clients_left_out_keep_their_memory(quadratic):
 
 def test_hard_one_step_all_clients_top_k_both_ways_is_safe_ef(quadratic):
     """Safe-EF (Islamov et al., 2025) in NumPy: EF14 up, primal EF21 down, hard switching."""
-    problem, clients, a, b = quadratic
+    _problem, _clients, a, b = quadratic
     eta, k, bound = 0.05, 2, np.float32(0.7)
 
     def top(v):

@@ -22,12 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm import feedback
-from fedsgm._struct import check_count, check_number, static, struct
 from fedsgm.compression import Compressor, Identity, Message
 from fedsgm.errors import SettingError
 from fedsgm.layout import Layout
 from fedsgm.problem import Measured, Task
 from fedsgm.rules import Direction, Hard, Rule
+from fedsgm.structs import check_count, check_number, static, struct
 
 
 @struct
@@ -97,6 +97,14 @@ class FedSGM:
         check_number("FedSGM", "step_size", self.step_size, above=0)
         check_number("FedSGM", "tolerance", self.tolerance, least=0)
         check_count("FedSGM", "local_steps", self.local_steps)
+        if isinstance(self.rule, (str, type)):  # JAX rebuilds structs with objects of its own
+            raise SettingError(f"FedSGM: rule={self.rule!r}, but it must be a rule, for instance Hard()")
+        for name in ("uplink", "downlink"):
+            value = getattr(self, name)
+            if isinstance(value, type) or not hasattr(value, "compress"):
+                raise SettingError(f"FedSGM: {name}={value!r}, but it must be a compressor, for instance TopK(0.1)")
+        if self.project is not None and not callable(self.project):
+            raise SettingError(f"FedSGM: project={self.project!r}, but it must be a function of the parameters")
         for name in ("participants", "batch_size", "constraint_batch_size"):
             if getattr(self, name) is not None:
                 check_count("FedSGM", name, getattr(self, name))

@@ -20,9 +20,9 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from fedsgm._struct import check_count
 from fedsgm.errors import CheckpointError
 from fedsgm.files import write_atomically
+from fedsgm.structs import check_count
 
 VERSION = 1
 _MAGIC = b"fedsgm checkpoint %d\n"

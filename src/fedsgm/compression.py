@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedsgm._struct import check_count, static, struct
 from fedsgm.errors import SettingError
+from fedsgm.structs import check_count, static, struct
 
 
 @struct
@@ -81,7 +81,9 @@ class _Sparsifier:
             raise SettingError(f"{name}: give a fraction, {name}(0.1), or a count, {name}(count=10), and not both")
         if self.count is not None:
             check_count(name, "count", self.count)
-        elif isinstance(self.fraction, bool) or not 0 < self.fraction <= 1:  # type: ignore[operator]
+        elif (
+            not isinstance(self.fraction, float | int) or isinstance(self.fraction, bool) or not 0 < self.fraction <= 1
+        ):
             raise SettingError(f"{name}: fraction={self.fraction!r}, but it must be above 0 and at most 1")
 
     def kept(self, d: int) -> int:

@@ -24,7 +24,7 @@ class Layout:
     def of(cls, params: Any) -> Layout:
         """The layout of these parameters, which must be finite floating-point arrays."""
         leaves, structure = jax.tree_util.tree_flatten_with_path(params)
-        if not leaves:
+        if not sum(np.size(leaf) for _, leaf in leaves):
             raise SettingError("params: there is no array in it, so there is nothing to learn")
         for path, leaf in leaves:
             name = "params" + jax.tree_util.keystr(path)

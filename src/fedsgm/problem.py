@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedsgm._struct import check_number, static, struct
 from fedsgm.data.clients import Clients
 from fedsgm.errors import SettingError
 from fedsgm.rules import Direction
+from fedsgm.structs import check_number, static, struct
 
 PerExample = Callable[[Any, Any], jax.Array]
 RESERVED = ("objective", "estimate", "violation", "weight", "participants", "bytes_up", "bytes_down", "seed", "round")
@@ -69,12 +69,12 @@ class Constraint:
 class Examples:
     """One client's examples (in the engine: all clients', with a leading axis).
 
-    ``weights`` has one array for the objective and one for each constraint: 1/count on the examples that
+    ``weights`` has one row for the objective and one for each constraint: 1/count on the examples that
     the quantity averages over, 0 on the rest and on padding. So every mean is a weighted sum.
     """
 
     examples: Any
-    weights: tuple[Any, ...]
+    weights: Any
     count: Any
 
     def batch(self, size: int | None, key: jax.Array) -> Examples:
@@ -82,7 +82,7 @@ class Examples:
         if size is None:
             return self
         chosen = jax.random.randint(key, (size,), 0, self.count)
-        weights = tuple(w[chosen] * self.count / size for w in self.weights)
+        weights = self.weights[:, chosen] * self.count / size
         return Examples(jax.tree.map(lambda a: a[chosen], self.examples), weights, jnp.int32(size))
 
 
@@ -158,6 +158,7 @@ class Problem:
 
     def prepare(self, clients: Clients, params: Any, *, owner: str = "client") -> Examples:
         """Check the functions against the data and weigh every example once, before anything runs."""
+        self._check(clients)
         labels = ("the objective", *(f"the constraint {name!r}" for name in self.names))
         example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), clients.examples)
         present = np.arange(clients.longest) < clients.counts[:, None]
@@ -166,8 +167,10 @@ class Problem:
             out = jax.eval_shape(quantity.fn, params, example)
             shape = getattr(out, "shape", None)
             if shape != () or not jnp.issubdtype(out.dtype, jnp.floating):
-                got = f"shape {shape}" if shape is not None else f"a {type(out).__name__}"
-                raise SettingError(f"{label}: its function must return one number per example, but it returned {got}")
+                got = f"a {type(out).__name__}" if shape is None else f"shape {shape}" if shape else f"type {out.dtype}"
+                raise SettingError(
+                    f"{label}: its function must return one floating-point number per example, but it returned {got}"
+                )
             chosen = present & _select(quantity.where, clients.examples, label)
             sizes = chosen.sum(axis=1)
             if not sizes.all():
@@ -176,7 +179,22 @@ class Problem:
                     f"{who} has no example that {label} averages over; split the data so that each has one"
                 )
             weights.append((chosen / sizes[:, None]).astype(np.float32))
-        return Examples(clients.examples, tuple(weights), clients.counts.astype(np.int32))
+        return Examples(clients.examples, np.stack(weights, axis=1), clients.counts.astype(np.int32))
+
+    def _check(self, clients: Any) -> None:
+        """What the constructor must let pass, because JAX rebuilds structs with objects of its own."""
+        if not isinstance(clients, Clients):
+            kind = type(clients).__name__
+            raise SettingError(f"clients: a {kind}, but it must be Clients; use split(...) or Clients.from_list(...)")
+        if not isinstance(self.objective, Mean):
+            raise SettingError(
+                f"Problem: objective={self.objective!r}, but it must be a function of (params, example), or its Mean"
+            )
+        if not isinstance(self.constraints, tuple):
+            raise SettingError("Problem: constraints must be a list of constraints, each quantity <= bound")
+        for constraint in self.constraints:
+            if not isinstance(constraint, Constraint) or not isinstance(constraint.quantity, Mean):
+                raise SettingError("Problem: a constraint is quantity <= bound, for instance Mean(loss) <= 0.05")
 
     def measure(
         self, params: Any, data: Examples, key: jax.Array, *, batch_size: int | None = None
@@ -232,14 +250,14 @@ class Problem:
 
     def _values(self, params: Any, data: Examples, which: Sequence[int]) -> list[jax.Array]:
         """Weighted sums; quantities that share a function share its evaluation, and so its gradient."""
-        seen: dict[PerExample, jax.Array] = {}
-        values = []
-        for i in which:
-            fn = self.quantities[i].fn
-            if fn not in seen:
-                seen[fn] = jax.vmap(fn, in_axes=(None, 0))(params, data.examples)
-            values.append(data.weights[i] @ seen[fn])
-        return values
+        values: dict[int, jax.Array] = {}
+        for fn in dict.fromkeys(self.quantities[i].fn for i in which):
+            # One product for all of them: as separate sums XLA fuses fn into each, and computes it once for each.
+            sharing = [i for i in which if self.quantities[i].fn is fn]
+            weights = data.weights if len(sharing) == len(self.quantities) else data.weights[np.array(sharing)]
+            sums = weights @ jax.vmap(fn, in_axes=(None, 0))(params, data.examples)
+            values |= zip(sharing, sums, strict=True)
+        return [values[i] for i in which]
 
 
 def _select(where: Callable[[Any], Any] | None, examples: Any, label: str) -> np.ndarray:
@@ -247,8 +265,8 @@ def _select(where: Callable[[Any], Any] | None, examples: Any, label: str) -> np
     if where is None:
         return np.ones((), bool)
     chosen = jax.vmap(jax.vmap(where))(examples)
-    if chosen.ndim != 2:
-        raise SettingError(
-            f"{label}: where must return one truth value per example, but it returned {chosen.shape[2:]}"
-        )
+    shape = getattr(chosen, "shape", None)
+    if shape is None or len(shape) != 2:
+        got = f"a {type(chosen).__name__}" if shape is None else f"shape {shape[2:]}"
+        raise SettingError(f"{label}: where must return one truth value per example, but it returned {got}")
     return np.asarray(chosen, bool)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedsgm._struct import check_number, struct
+from fedsgm.structs import check_number, struct
 
 
 @struct

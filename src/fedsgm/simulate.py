@@ -20,15 +20,15 @@ import numpy as np
 
 from fedsgm import checkpoint as checkpoints
 from fedsgm import wire
-from fedsgm._struct import check_count, struct
 from fedsgm.algorithm import FedSGM, Flat, RoundKeys, Server
 from fedsgm.checkpoint import Checkpoint, Saved
-from fedsgm.data.clients import Clients, check_finite
+from fedsgm.data.clients import Clients, check_finite, length, same_form
 from fedsgm.errors import CheckpointError, ClientError, SettingError
 from fedsgm.layout import Layout
 from fedsgm.problem import Task
 from fedsgm.progress import Progress
 from fedsgm.result import Result, describe
+from fedsgm.structs import check_count, struct
 
 _CAPACITY = 128  # rounds that one call of the compiled program can record
 _CHUNK_SECONDS = 0.25  # how long a chunk should take: the bar moves, dispatch costs nothing
@@ -79,13 +79,15 @@ def simulate(
     check_count("simulate", "evaluate_every", evaluate_every, least=0)
     if seeds is not None:
         check_count("simulate", "seeds", seeds)
+    if seed + (seeds or 1) > 2**32:
+        raise SettingError(f"simulate: seed={seed}, but seeds must be below {2**32}")
     n = len(clients)
     if algorithm.participants is not None and algorithm.participants > n:
         raise SettingError(f"participants={algorithm.participants}, but there are {n} clients")
     use_compilation_cache()
     layout = Layout.of(params)
     data = problem.prepare(clients, params)
-    held_out = None if test is None else _held_out(problem, test, params)
+    held_out = None if test is None else _held_out(problem, test, clients, params)
     w = layout.flatten(jax.tree.map(np.asarray, params))
     settings = {
         "algorithm": describe(algorithm),
@@ -187,7 +189,8 @@ def _one_by_one(fn: Callable[..., Any], who: jax.Array, round: jax.Array, *stack
         try:
             answer = fn(*jax.tree.map(lambda a, i=i: a[i], stacked))
         except Exception as error:
-            raise ClientError(f"client {client}, round {round}: {type(error).__name__}: {error}") from error
+            what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise ClientError(f"client {client}, round {round}: {what}") from error
         for leaf in jax.tree.leaves(answer):
             if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(np.asarray(leaf, np.float32)).all():
                 raise ClientError(f"client {client}, round {round}: a NaN or an infinite value in {fn.__name__}")
@@ -210,12 +213,14 @@ def _advance(
     each: Each,
 ) -> tuple[State, dict[str, jax.Array]]:
     """Rounds ``start`` to ``stop`` of every seed."""
+    data, states = jax.tree.map(jnp.asarray, (data, states))
     one_round = functools.partial(_round, algorithm, task, data, rounds, n, evaluate_every, each)
 
     def one_seed(state: State, seed: jax.Array) -> tuple[State, dict[str, jax.Array]]:
         # All rounds' draws at once: they depend on (seed, round, client) alone, and small draws cost dispatch.
         draws = jax.vmap(lambda t: Draw.of(algorithm, n, seed, t))(start + jnp.arange(_CAPACITY))
-        info = jax.eval_shape(one_round, state, jax.tree.map(lambda a: a[0], draws), start)[1]
+        shapes = functools.partial(_round, algorithm, task, data, rounds, n, evaluate_every, _together)
+        info = jax.eval_shape(shapes, state, jax.tree.map(lambda a: a[0], draws), start)[1]
         buffers = jax.tree.map(lambda a: jnp.zeros((_CAPACITY, *a.shape), a.dtype), info)
 
         def body(t: jax.Array, carry: tuple[State, Any]) -> tuple[State, Any]:
@@ -296,7 +301,7 @@ def _true_values(
     def evaluate(data: Any) -> Any:
         return task.evaluate(w, data, jax.random.key(0))
 
-    def now() -> Any:
+    def now(each: Each = each) -> Any:
         return task.task.summarise(each(evaluate, jnp.arange(n), t, data))
 
     if evaluate_every == 1:
@@ -304,7 +309,8 @@ def _true_values(
     wanted = t + 1 == rounds
     if evaluate_every:
         wanted |= (t + 1) % evaluate_every == 0
-    skipped = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), jax.eval_shape(now))
+    shapes = jax.eval_shape(functools.partial(now, _together))
+    skipped = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), shapes)
     return jax.lax.cond(wanted, now, lambda: skipped)
 
 
@@ -341,8 +347,11 @@ def _as_float32(tree: Any) -> Any:
     return jax.tree.map(np.float32, tree)
 
 
-def _held_out(problem: Task, test: Any, params: Any) -> Any:
+def _held_out(problem: Task, test: Any, clients: Clients, params: Any) -> Any:
     examples = jax.tree.map(np.asarray, test)
+    same_form(clients[0], examples, "the test data")
+    if not length(examples, "the test data"):
+        raise SettingError("the test data has no examples")
     check_finite(examples, "the test data")
     return problem.prepare(Clients.from_list([examples]), params, owner="the test data")
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedsgm._struct import check_count, check_number
 from fedsgm.errors import SettingError
+from fedsgm.structs import check_count, check_number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,8 +41,8 @@ class Clients:
             raise SettingError("Clients: the list is empty; there must be at least one client")
         arrays = [jax.tree.map(np.asarray, client) for client in clients]
         for j, client in enumerate(arrays):
-            _same_form(arrays[0], client, j)
-        counts = np.array([_length(client, f"client {j}") for j, client in enumerate(arrays)])
+            same_form(arrays[0], client, f"client {j}")
+        counts = np.array([length(client, f"client {j}") for j, client in enumerate(arrays)])
         if not counts.all():
             raise SettingError(f"client {int(np.argmin(counts > 0))} has no examples; leave it out or give it some")
         for j, client in enumerate(arrays):
@@ -69,7 +69,8 @@ def split(examples: Any, *, clients: int | None = None, scheme: Scheme | None = 
     """
     scheme = scheme or iid()
     examples = jax.tree.map(np.asarray, examples)
-    total = _length(examples, "the data")
+    total = length(examples, "the data")
+    check_finite(examples, "the data")
     if clients is None and not isinstance(scheme, by):
         raise SettingError("split: say how many clients there are, split(..., clients=20)")
     if clients is not None:
@@ -87,7 +88,7 @@ class iid:
     stratify: str | None = None
 
     def __call__(self, examples: Any, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        order = rng.permutation(_length(examples, "the data"))
+        order = rng.permutation(length(examples, "the data"))
         if self.stratify is not None:
             order = order[np.argsort(_column(examples, self.stratify)[order], kind="stable")]
         return [np.sort(order[j::clients]) for j in range(clients)]
@@ -168,7 +169,7 @@ def _column(examples: Any, name: str) -> np.ndarray:
     return np.asarray(examples[name])
 
 
-def _length(examples: Any, owner: str) -> int:
+def length(examples: Any, owner: str) -> int:
     leaves = jax.tree_util.tree_leaves_with_path(examples)
     if not leaves or any(np.ndim(leaf) == 0 for _, leaf in leaves):
         raise SettingError(f"{owner}: examples must be arrays whose first axis runs over the examples")
@@ -179,13 +180,13 @@ def _length(examples: Any, owner: str) -> int:
     return sizes.pop()
 
 
-def _same_form(first: Any, other: Any, j: int) -> None:
+def same_form(first: Any, other: Any, owner: str) -> None:
     forms: Any = [jax.tree.structure(tree) for tree in (first, other)]
     if forms[0] != forms[1]:
-        raise SettingError(f"client {j}: its arrays are named or nested differently from client 0's")
+        raise SettingError(f"{owner}: its arrays are named or nested differently from client 0's")
     pairs = zip(jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(other), strict=True)
     for (path, a), b in pairs:
         if a.shape[1:] != b.shape[1:]:
             raise SettingError(
-                f"client {j}: {_name(path)} has shape {b.shape[1:]} per example, client 0 has {a.shape[1:]}"
+                f"{owner}: {_name(path)} has shape {b.shape[1:]} per example, client 0 has {a.shape[1:]}"
             )

@@ -18,7 +18,16 @@ from fedsgm.problem import Mean, Problem
 def logistic_loss(params: Any, example: Any) -> jax.Array:
     """phi(w; (x, y)) = log(1 + exp(z)) - y z with z = <w, x> + b."""
     z = example["x"] @ params["w"] + params["b"]
-    return jax.nn.softplus(z) - example["y"] * z
+    return _softplus(z) - example["y"] * z
+
+
+@jax.custom_jvp
+def _softplus(z: jax.Array) -> jax.Array:
+    """log(1 + exp(z)), whose derivative in JAX takes a logarithm and two exponentials; a sigmoid is enough."""
+    return jax.nn.softplus(z)
+
+
+_softplus.defjvps(lambda tangent, _, z: tangent * jax.nn.sigmoid(z))
 
 
 def majority(example: Any) -> jax.Array:

@@ -1,0 +1,149 @@
+"""Every rule gives weights a client can use and compiles once; each then follows its formula."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedsgm import Hard, Penalty, PrimalDual, SettingError, Soft, Unconstrained
+
+RULES = [Hard(), Soft(40.0), Soft(1e30), Penalty(0.0), Penalty(2.5), PrimalDual(0.5), Unconstrained()]
+# Minus infinity is the violation of a problem without constraints.
+VIOLATIONS = np.float32([-np.inf, -1e6, -1, -1 / 40, -1e-3, -0.0, 0, 1e-30, 1e-3, 1 / 40, 1, 1e6])
+
+
+@jax.jit
+def decide_each(rule, violations):
+    """The weights at each violation, one round after the other: state goes from round to round."""
+
+    def step(state, violation):
+        direction, state = rule.decide(violation, state)
+        return state, (direction.objective, direction.constraint)
+
+    return jax.lax.scan(step, jax.tree.map(jnp.float32, rule.init()), violations)
+
+
+def weights(rule, violations):
+    return tuple(map(np.asarray, decide_each(rule, np.float32(violations))[1]))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+class TestContract:
+    def test_weights_are_finite_and_not_negative(self, rule):
+        for weight in weights(rule, VIOLATIONS):
+            assert weight.dtype == np.float32
+            assert np.isfinite(weight).all()
+            assert (weight >= 0).all()
+
+    def test_something_is_always_followed(self, rule):
+        objective, constraint = weights(rule, VIOLATIONS)
+        assert (objective + constraint >= 1).all()
+
+    def test_state_keeps_its_form(self, rule):
+        before = jax.tree.map(np.float32, rule.init())
+        after = jax.eval_shape(rule.decide, jnp.float32(1), before)[1]
+        assert jax.tree.structure(after) == jax.tree.structure(before)
+        assert [(a.shape, a.dtype) for a in jax.tree.leaves(after)] == [((), np.float32)] * len(jax.tree.leaves(before))
+
+    def test_other_settings_are_the_same_program(self, rule):
+        """Continuous settings are arguments of the compiled program and not part of it."""
+        traces = []
+
+        @jax.jit
+        def decide(rule, violation, state):
+            traces.append(rule)
+            return rule.decide(violation, state)[0].constraint
+
+        state = jax.tree.map(np.float32, rule.init())
+        answers = []
+        for factor in (1, 3):
+            scaled = jax.tree.map(lambda a, factor=factor: np.float32(a / 1e3 * factor), rule)
+            answers.append(float(decide(scaled, np.float32(-1e-4), state)))
+            expected, _ = scaled.decide(np.float32(-1e-4), state)
+            assert answers[-1] == pytest.approx(float(expected.constraint))
+        assert len(traces) == 1
+
+    def test_same_under_vmap(self, rule):
+        state = jax.tree.map(np.float32, rule.init())
+        together, _ = jax.vmap(rule.decide, in_axes=(0, None))(VIOLATIONS, state)
+        for i in (0, 3, 6, 10):
+            alone, _ = rule.decide(VIOLATIONS[i], state)
+            for a, b in ((together.objective, alone.objective), (together.constraint, alone.constraint)):
+                assert np.broadcast_to(a, VIOLATIONS.shape)[i] == b
+
+
+def test_settings_reach_the_compiled_program():
+    """The same program, other numbers: the answers differ as the formulas do."""
+    violation = np.float32([-0.01, 0.5])
+    for beta in (10.0, 50.0, 99.0):
+        np.testing.assert_allclose(weights(Soft(beta), violation)[1], [1 - beta * 0.01, 1], rtol=1e-5)
+    for rho in (0.5, 7.0):
+        np.testing.assert_array_equal(weights(Penalty(rho), violation)[1], [0, rho])
+    for step in (0.25, 4.0):
+        np.testing.assert_array_equal(weights(PrimalDual(step), violation)[1], [0, step / 2])
+
+
+def test_hard():
+    objective, constraint = weights(Hard(), VIOLATIONS)
+    np.testing.assert_array_equal(constraint, [0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1])  # at exactly 0: within the bound
+    np.testing.assert_array_equal(objective, 1 - constraint)
+
+
+def test_soft():
+    """s = clip(1 + beta v, 0, 1): 0 up to 1/beta below the bound, 1 from the bound on, a line between."""
+    violations = np.float32([-1, -0.25, -0.1875, -0.125, -0.0625, -0.0, 0, 0.125, 1])
+    objective, constraint = weights(Soft(4.0), violations)
+    np.testing.assert_array_equal(constraint, [0, 0, 0.25, 0.5, 0.75, 1, 1, 1, 1])
+    np.testing.assert_array_equal(objective, 1 - constraint)
+
+
+def test_soft_becomes_hard():
+    away = VIOLATIONS[np.abs(VIOLATIONS) > 1e-20]
+    assert len(away) > 6
+    np.testing.assert_array_equal(weights(Soft(1e30), away), weights(Hard(), away))
+
+
+def test_penalty():
+    objective, constraint = weights(Penalty(2.5), VIOLATIONS)
+    np.testing.assert_array_equal(constraint, [0, 0, 0, 0, 0, 0, 0, 2.5, 2.5, 2.5, 2.5, 2.5])
+    np.testing.assert_array_equal(objective, 1)
+
+
+def test_primal_dual():
+    """The multiplier rises and falls with the violation, and never below zero."""
+    rng = np.random.default_rng(0)
+    violations = rng.normal(0, 1, 200).astype(np.float32)
+    violations[:3] = -1, 2, 0
+    expected, multiplier = [], np.float32(0)
+    for violation in violations:
+        multiplier = max(np.float32(0), multiplier + np.float32(0.3) * violation)
+        expected.append(multiplier)
+    assert expected[0] == 0
+    objective, constraint = weights(PrimalDual(0.3), violations)
+    np.testing.assert_allclose(constraint, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(objective, 1)
+
+
+def test_primal_dual_state_is_the_multiplier():
+    state, (_, constraint) = decide_each(PrimalDual(2.0), np.float32([1, 3]))
+    assert state == 8
+    np.testing.assert_array_equal(constraint, [2, 8])
+
+
+def test_unconstrained():
+    objective, constraint = weights(Unconstrained(), VIOLATIONS)
+    np.testing.assert_array_equal(objective, 1)
+    np.testing.assert_array_equal(constraint, 0)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -1, float("nan"), float("inf"), "40", None, True, [40.0]], ids=repr)
+@pytest.mark.parametrize(("rule", "name"), [(Soft, "beta"), (PrimalDual, "step")])
+def test_refuses_what_is_not_above_zero(rule, name, value):
+    with pytest.raises(SettingError, match=rf"^{rule.__name__}: {name}=.*, but it must be a finite number above 0$"):
+        rule(value)
+
+
+@pytest.mark.parametrize("value", [-1, -1e-9, float("nan"), float("inf"), "1", None, False], ids=repr)
+def test_penalty_refuses_what_is_below_zero(value):
+    with pytest.raises(SettingError, match=r"^Penalty: rho=.*, but it must be a finite number 0 or more$"):
+        Penalty(value)
