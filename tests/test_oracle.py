@@ -108,16 +108,15 @@ def algorithm_1(clients, w0, history, *, rule, local_steps, uplink, downlink, ra
     return w, np.array(objective), np.array(constraint), np.array(estimates)
 
 
-OPTIONS = list(
-    itertools.product(
+OPTIONS = [
+    *itertools.product(
         ["hard", "soft"],
         [None, 3],  # participants
         [1, 3],  # local steps
         [(False, False), (True, False), (False, True), (True, True)],  # compression up, down
         [None, RADIUS],
         [(None, None), (5, 6)],  # mini-batches: gradients, constraint
-    )
-) + [
+    ),
     ("soft", 3, 2, (True, True), None, (5, None)),
     ("soft", 3, 2, (True, True), None, (None, 6)),
 ]

@@ -144,7 +144,8 @@ def simulate(
 
     up, down = _traffic(traced, task, data, n)
     table = _join(history)
-    table |= {
+    first = ("objective", *problem.bounds)
+    table = {name: table[name] for name in (*first, *sorted(table.keys() - set(first)))} | {
         "bytes_up": np.full((len(seed_array), rounds), up, np.int64),
         "bytes_down": np.full((len(seed_array), rounds), down, np.int64),
     }
