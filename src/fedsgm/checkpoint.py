@@ -16,6 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -104,14 +105,43 @@ def read(path: Path) -> Saved:
     return Saved(int(header["round"]), arrays, json.loads(header["settings"]))
 
 
-def check_same(saved: dict[str, Any], now: dict[str, Any], directory: Path) -> None:
-    """Refuse to go on with other settings, naming the first that differs."""
-    for key in sorted(saved.keys() | now.keys()):
-        if saved.get(key) != now.get(key):
+def resume(checkpoint: Checkpoint, fingerprint: dict[str, Any], rounds: int) -> Saved | None:
+    """The checkpoint to go on from, if the user wants that and there is one of the same run."""
+    directory = Path(checkpoint.directory)
+    saved = newest(directory)
+    if saved is None:
+        return None
+    if not checkpoint.resume:
+        raise CheckpointError(
+            f"{directory} holds a checkpoint of round {saved.round}; resume from it, or choose an empty folder"
+        )
+    then, now = _leaves(saved.settings), _leaves(fingerprint)
+    for key in sorted(then.keys() | now.keys()):
+        if then.get(key) != now.get(key):
             raise CheckpointError(
-                f"the checkpoint in {directory} was made with {key}={saved.get(key)!r}, this run has "
+                f"the checkpoint in {directory} was made with {key}={then.get(key)!r}, this run has "
                 f"{key}={now.get(key)!r}; use the same settings, or another folder for a new run"
             )
+    if saved.round > rounds:
+        raise CheckpointError(
+            f"the checkpoint in {directory} is of round {saved.round}, but this run has {rounds} rounds"
+        )
+    return saved
+
+
+def digest(tree: Any) -> str:
+    """A short name for these very arrays."""
+    total = hashlib.sha256()
+    for leaf in map(np.asarray, jax.tree.leaves(tree)):
+        total.update(f"{leaf.dtype}{leaf.shape}".encode() + np.ascontiguousarray(leaf).tobytes())
+    return total.hexdigest()[:16]
+
+
+def _leaves(settings: Any, name: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    if not isinstance(settings, dict):
+        return {name: settings}
+    return {k: v for key, value in settings.items() for k, v in _leaves(value, f"{name}.{key}".strip(".")).items()}
 
 
 def _files(directory: Path) -> list[Path]:

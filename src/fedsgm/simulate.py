@@ -7,7 +7,6 @@ chunk and every point of resuming, and all of them give the same bits.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from fedsgm import wire
 from fedsgm.algorithm import FedSGM, Flat, RoundKeys, Server
 from fedsgm.checkpoint import Checkpoint, Saved
 from fedsgm.data.clients import Clients, check_finite, length, same_form
-from fedsgm.errors import CheckpointError, ClientError, SettingError
+from fedsgm.errors import ClientError, SettingError
 from fedsgm.layout import Layout
 from fedsgm.problem import Task
 from fedsgm.progress import Progress
@@ -107,8 +106,8 @@ def simulate(
     history: list[dict[str, np.ndarray]] = []
     done = 0
     if checkpoint is not None:
-        fingerprint = settings | {"data": _digest(data), "start": _digest(w)}
-        saved = _resume(checkpoint, fingerprint, rounds)
+        fingerprint = settings | {"data": checkpoints.digest(data), "start": checkpoints.digest(w)}
+        saved = checkpoints.resume(checkpoint, fingerprint, rounds)
         if saved is not None:
             done = saved.round
             state, past = _unpack(saved.arrays, state)
@@ -394,29 +393,3 @@ def _unpack(arrays: dict[str, np.ndarray], like: State) -> tuple[State, dict[str
     state = jax.tree_util.tree_map_with_path(lambda path, _: arrays["state" + jax.tree_util.keystr(path)], like)
     history = {name.removeprefix("history/"): a for name, a in arrays.items() if name.startswith("history/")}
     return state, history
-
-
-def _resume(checkpoint: Checkpoint, fingerprint: dict[str, Any], rounds: int) -> Saved | None:
-    """The checkpoint to go on from, if the user wants that and there is one."""
-    directory = Path(checkpoint.directory)
-    saved = checkpoints.newest(directory)
-    if saved is None:
-        return None
-    if not checkpoint.resume:
-        raise CheckpointError(
-            f"{directory} holds a checkpoint of round {saved.round}; resume from it, or choose an empty folder"
-        )
-    checkpoints.check_same(saved.settings, fingerprint, directory)
-    if saved.round > rounds:
-        raise CheckpointError(
-            f"the checkpoint in {directory} is of round {saved.round}, but this run has {rounds} rounds"
-        )
-    return saved
-
-
-def _digest(tree: Any) -> str:
-    """A short name for these very arrays."""
-    digest = hashlib.sha256()
-    for leaf in map(np.asarray, jax.tree.leaves(tree)):
-        digest.update(f"{leaf.dtype}{leaf.shape}".encode() + np.ascontiguousarray(leaf).tobytes())
-    return digest.hexdigest()[:16]

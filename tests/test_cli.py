@@ -1,0 +1,903 @@
+"""The command line, as a person meets it: every flag does what its help says, every mistake gets one clear line."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import typer
+
+import fedsgm
+from fedsgm import cli, progress
+
+RUN = ("run", "neyman-pearson")
+TINY = ("--rounds", "5", "--clients", "4", "--participants", "2", "--seeds", "1", "--no-progress")
+D = 31  # parameters of the task: one bias, thirty weights
+FILES = {"history.parquet", "params.safetensors", "settings.toml", "result.json", "history.png"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Called:
+    code: int
+    out: str
+    err: str
+
+
+def call(*arguments, columns=80) -> Called:
+    """``fedsgm ARGUMENTS`` in this process, on a terminal of so many columns."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["fedsgm", *map(str, arguments)])
+        patch.setattr(warnings, "showwarning", warnings.showwarning)  # main sets its own
+        patch.setenv("COLUMNS", str(columns))
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stop:
+            cli.main()
+    return Called(stop.value.code, out.getvalue(), err.getvalue())
+
+
+class Run:
+    """A run's folder, read."""
+
+    def __init__(self, folder: Path, called: Called | None = None) -> None:
+        self.folder, self.called = folder, called
+        self.document = json.loads((folder / "result.json").read_text())
+        self.settings = self.document["settings"]
+        self.algorithm = self.settings["algorithm"]
+        self.toml = tomllib.loads((folder / "settings.toml").read_text())
+        self.result = fedsgm.Result.load(folder)
+        self.history = self.result.history
+
+    @property
+    def vector(self) -> np.ndarray:
+        """The first seed's last parameters."""
+        return np.concatenate([np.ravel(leaf[0]) for leaf in jax.tree.leaves(self.result.last)])
+
+
+def run(folder: Path, *flags, code=0) -> Run:
+    """A tiny run with these flags; a flag given again wins over the tiny run's own."""
+    called = call(*RUN, *TINY, "--out", folder, *flags)
+    assert called.code == code, called.err
+    assert called.err == ""
+    return Run(folder, called)
+
+
+def same_bits(left: Path, right: Path) -> bool:
+    return all((left / name).read_bytes() == (right / name).read_bytes() for name in FILES - {"history.png"})
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """The tiny run without further flags."""
+    return run(tmp_path_factory.mktemp("base") / "run")
+
+
+@pytest.fixture
+def damaged(base, tmp_path):
+    """A copy of a finished run, to be damaged."""
+    return Path(shutil.copytree(base.folder, tmp_path / "damaged"))
+
+
+# What every flag does ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Flags, and what must then hold of the run (and of the run without them)."""
+
+    flags: str
+    check: Callable[[Run, Run], object]
+
+    def __str__(self) -> str:
+        return self.flags
+
+
+def differs(run: Run, base: Run, name: str = "objective") -> bool:
+    return not np.array_equal(run.history[name], base.history[name])
+
+
+def weight_is(run: Run, expected: Callable[[np.ndarray], np.ndarray]) -> bool:
+    """The weights follow from the violations, and both signs of the violation were met."""
+    violation, weight = run.history["violation"][0], run.history["weight"][0]
+    np.testing.assert_allclose(weight, expected(violation.astype(np.float64)), rtol=1e-5, atol=1e-6)
+    return (violation > 0).any() and (violation <= 0).any()
+
+
+def multipliers(violation: np.ndarray, step: float) -> np.ndarray:
+    values = [0.0]
+    for v in violation:
+        values.append(max(0.0, values[-1] + step * v))
+    return np.array(values[1:])
+
+
+def measured(run: Run) -> list[bool]:
+    names = ("objective", "minority")
+    patterns = [(~np.isnan(run.history[name][0])).tolist() for name in names]
+    assert patterns[0] == patterns[1]
+    assert not np.isnan(run.history["violation"]).any()
+    return patterns[0]
+
+
+CASES = [
+    Case(
+        "--rule hard --bound 0.3",
+        lambda run, _: run.algorithm["rule"] == {"is": "Hard"} and weight_is(run, lambda v: v > 0),
+    ),
+    Case(
+        "--rule soft --beta 5 --bound 0.3",
+        lambda run, _: (
+            run.algorithm["rule"] == {"is": "Soft", "beta": 5} and weight_is(run, lambda v: np.clip(1 + 5 * v, 0, 1))
+        ),
+    ),
+    Case(
+        "--rule penalty --rho 2.5 --bound 0.3",
+        lambda run, _: (
+            run.algorithm["rule"] == {"is": "Penalty", "rho": 2.5} and weight_is(run, lambda v: 2.5 * (v > 0))
+        ),
+    ),
+    Case(
+        "--rule primal-dual --dual-step 4 --bound 0.55",
+        lambda run, _: (
+            run.algorithm["rule"] == {"is": "PrimalDual", "step": 4} and weight_is(run, lambda v: multipliers(v, 4))
+        ),
+    ),
+    Case(
+        "--rule unconstrained",
+        lambda run, _: run.algorithm["rule"] == {"is": "Unconstrained"} and not run.history["weight"].any(),
+    ),
+    Case(
+        "--step-size 0.125",
+        lambda run, base: (
+            run.algorithm["step_size"] == 0.125 and base.algorithm["step_size"] == 0.3 and differs(run, base)
+        ),
+    ),
+    Case(
+        "--local-steps 2",
+        lambda run, base: (
+            run.algorithm["local_steps"] == 2 and base.algorithm["local_steps"] == 5 and differs(run, base)
+        ),
+    ),
+    Case(
+        "--participants 3",
+        lambda run, _: run.algorithm["participants"] == 3 and run.history["participants"].shape == (1, 5, 3),
+    ),
+    Case(
+        "--participants 0",
+        lambda run, _: (
+            run.algorithm["participants"] is None and (run.history["participants"] == np.arange(4)).all((0, 1, 2))
+        ),
+    ),
+    Case(
+        "--tolerance 0.25",
+        lambda run, base: (
+            run.algorithm["tolerance"] == 0.25
+            and np.allclose(run.history["violation"], run.history["estimate"] - 0.05 - 0.25, atol=1e-6)
+            and np.allclose(base.history["violation"], base.history["estimate"] - 0.05, atol=1e-6)
+        ),
+    ),
+    Case(
+        "--radius 0.2 --downlink none",
+        lambda run, base: (
+            np.linalg.norm(run.vector) <= 0.2 * (1 + 1e-5)
+            and np.linalg.norm(base.vector) > 0.3
+            and run.toml["radius"] == 0.2
+        ),
+    ),
+    Case(
+        "--box 0.05 --downlink none",
+        lambda run, base: (
+            np.abs(run.vector).max() == pytest.approx(0.05)
+            and np.abs(base.vector).max() > 0.1
+            and run.toml["box"] == 0.05
+        ),
+    ),
+    Case("--batch-size 8", lambda run, base: run.algorithm["batch_size"] == 8 and differs(run, base)),
+    Case(
+        "--batch-size 0 --constraint-batch-size 0",
+        lambda run, base: (
+            run.algorithm["batch_size"] is None
+            and run.algorithm["constraint_batch_size"] is None
+            and same_bits(run.folder, base.folder)
+        ),
+    ),
+    Case(
+        "--constraint-batch-size 8",
+        lambda run, base: run.algorithm["constraint_batch_size"] == 8 and differs(run, base, "estimate"),
+    ),
+    Case(
+        "--bound 0.45",
+        lambda run, _: (
+            run.result.bounds == {"minority": 0.45}
+            and np.allclose(run.history["violation"], run.history["estimate"] - 0.45, atol=1e-6)
+        ),
+    ),
+    Case(
+        "--clients 7 --rounds 30",
+        lambda run, _: run.settings["clients"] == 7 and run.history["participants"].max() == 6,
+    ),
+    Case(
+        "--split 1",
+        lambda run, base: (
+            run.toml["split"] == 1
+            and differs(run, base)
+            and not np.array_equal(run.result.values["test"]["objective"], base.result.values["test"]["objective"])
+        ),
+    ),
+    Case(
+        "--rounds 3",
+        lambda run, base: (
+            run.settings["rounds"] == 3
+            and all(np.array_equal(a, base.history[name][:, :3]) for name, a in run.history.items())
+        ),
+    ),
+    Case(
+        "--seeds 3",
+        lambda run, base: (
+            run.settings["seeds"] == [0, 1, 2]
+            and run.history["objective"].shape == (3, 5)
+            and run.result.last["w"].shape == (3, 30)
+            and np.array_equal(run.history["objective"][:1], base.history["objective"])
+            and not np.array_equal(run.history["objective"][0], run.history["objective"][1])
+        ),
+    ),
+    Case(
+        "--seed 11",
+        lambda run, base: run.settings["seeds"] == [11] and differs(run, base, "participants") and differs(run, base),
+    ),
+    Case("--evaluate-every 1", lambda run, base: all(measured(run)) and same_bits(run.folder, base.folder)),
+    Case(
+        "--evaluate-every 2",
+        lambda run, base: (
+            measured(run) == [False, True, False, True, True]
+            and np.allclose(run.history["minority"][0, [1, 3, 4]], base.history["minority"][0, [1, 3, 4]], rtol=1e-5)
+        ),
+    ),
+    Case(
+        "--evaluate-every 0",
+        lambda run, base: (
+            measured(run) == [False, False, False, False, True]
+            and np.allclose(run.vector, base.vector, rtol=1e-4, atol=1e-6)
+        ),
+    ),
+    Case("--seeds 1 --seed 0", lambda run, base: same_bits(run.folder, base.folder)),
+]
+
+ELSEWHERE = {
+    "--uplink": "test_compressors",
+    "--downlink": "test_compressors",
+    "--checkpoint": "test_checkpoint_and_resume",
+    "--checkpoint-every": "test_checkpoint_every",
+    "--resume": "test_checkpoint_and_resume",
+    "--debug": "test_debug_names_the_client",
+    "--out": "test_out",
+    "--progress": "test_progress",
+    "--no-progress": "test_progress",
+    "--require-feasible": "test_require_feasible",
+    "--config": "test_config_gives_the_defaults_and_flags_win",
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_flag(case, base, tmp_path):
+    assert case.check(run(tmp_path / "run", *case.flags.split()), base)
+
+
+def spellings(command) -> set[str]:
+    return {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def test_every_flag_has_a_test():
+    """A new flag of the command must be named in the table above, or beside the test that is its own."""
+    command = typer.main.get_command(cli.app).commands["run"].commands["neyman-pearson"]
+    named = {word for case in CASES for word in case.flags.split() if word.startswith("--")}
+    assert spellings(command) - named == set(ELSEWHERE)
+    assert all(callable(globals().get(test)) for test in ELSEWHERE.values())
+
+
+def kept(fraction: float, d: int = D) -> int:
+    return max(1, round(fraction * d))
+
+
+COMPRESSORS = {
+    "none": ({"is": "Identity"}, 4 * D),
+    "topk:0.1": ({"is": "TopK", "fraction": 0.1, "count": None}, 8 * 3),
+    "topk:count=4": ({"is": "TopK", "fraction": None, "count": 4}, 8 * 4),
+    "randk:0.2": ({"is": "RandK", "fraction": 0.2, "count": None}, 8 * 6),
+    "randk:count=5": ({"is": "RandK", "fraction": None, "count": 5}, 8 * 5),
+    "float16": ({"is": "Quantize", "format": "float16", "block": None}, 2 * D + 4),
+    "float8": ({"is": "Quantize", "format": "float8", "block": None}, D + 4),
+    "float4": ({"is": "Quantize", "format": "float4", "block": None}, 16 + 4),
+    "int4:8": ({"is": "Quantize", "format": "int4", "block": 8}, 16 + 4 * 4),
+    "int2": ({"is": "Quantize", "format": "int2", "block": None}, 8 + 4),
+    "int8:64": ({"is": "Quantize", "format": "int8", "block": 64}, D + 4),
+    "sign": ({"is": "ScaledSign"}, 4 + 4),
+    "natural": ({"is": "Natural"}, 35),
+    "layers:topk:0.1": (
+        {"is": "Layerwise", "compressor": {"is": "TopK", "fraction": 0.1, "count": None}, "sizes": [1, 30]},
+        8 * (1 + 3),
+    ),
+    "layers:int4:16": (
+        {"is": "Layerwise", "compressor": {"is": "Quantize", "format": "int4", "block": 16}, "sizes": [1, 30]},
+        (1 + 4) + (15 + 8),
+    ),
+}
+"""Spelling: what it is, and the bytes of one message of 31 entries, by hand."""
+
+
+@pytest.mark.parametrize("index", range(len(COMPRESSORS)), ids=list(COMPRESSORS))
+def test_compressors(index, tmp_path):
+    """Every spelling once up and once down. A participant also sends one float and receives three."""
+    spelled = list(COMPRESSORS)
+    up, down = spelled[index], spelled[(index + 1) % len(spelled)]
+    done = run(tmp_path / "run", "--uplink", up, "--downlink", down, "--rounds", "2")
+    assert done.algorithm["uplink"] == COMPRESSORS[up][0]
+    assert done.algorithm["downlink"] == COMPRESSORS[down][0]
+    assert (done.toml["uplink"], done.toml["downlink"]) == (up, down)
+    assert (done.history["bytes_up"] == 2 * (4 + COMPRESSORS[up][1])).all()
+    assert (done.history["bytes_down"] == 2 * 12 + 4 * COMPRESSORS[down][1]).all()
+    assert np.isfinite(done.vector).all()
+    assert done.vector.any()
+
+
+def test_every_compressor_in_the_help_is_tried():
+    """The kinds that the help names, whatever their numbers."""
+    named = set(re.findall(r"\b(none|topk|randk|float\d+|int\d|sign|natural|layers)\b", cli._COMPRESSOR))
+    tried = {part for spelling in COMPRESSORS for part in re.split("[:=]", spelling)}
+    assert named <= tried
+
+
+def test_compressors_may_be_spelled_in_capitals():
+    params = {"w": np.zeros(3)}
+    assert cli.parse_compressor(" TopK:0.5 ", params) == cli.parse_compressor("topk:0.5", params)
+
+
+def test_the_step_is_proportional_to_the_step_size(tmp_path):
+    """One round, one local step, nothing compressed: from zero, the model is minus eta times the gradient."""
+    plain = ("--uplink", "none", "--downlink", "none", "--rounds", "1", "--local-steps", "1")
+    short, long = (run(tmp_path / eta, *plain, "--step-size", eta).vector for eta in ("0.1", "0.4"))
+    np.testing.assert_allclose(4 * short, long, rtol=1e-5)
+    assert long.any()
+
+
+def test_the_defaults_are_the_paper_s_experiment():
+    command = typer.main.get_command(cli.app).commands["run"].commands["neyman-pearson"]
+    defaults = {parameter.name: parameter.default for parameter in command.params}
+    expected = {"clients": 20, "participants": 10, "local_steps": 5, "rounds": 500, "bound": 0.05, "tolerance": 0.0}
+    assert expected.items() <= defaults.items()
+    assert (defaults["rule"], defaults["uplink"], defaults["downlink"]) == ("soft", "topk:0.1", "topk:0.1")
+
+
+# Checkpoints, debugging, output --------------------------------------------------------------------------------------
+
+
+def test_checkpoint_and_resume(base, tmp_path):
+    """Three rounds, then on to five: the bits of a run that was not interrupted."""
+    saved = ("--checkpoint", tmp_path / "saved")
+    run(tmp_path / "first", *saved, "--rounds", "3")
+    assert [path.name for path in (tmp_path / "saved").iterdir()] == ["round-000000003.ckpt"]
+    resumed = run(tmp_path / "run", *saved, "--resume")
+    assert same_bits(resumed.folder, base.folder)
+    assert (tmp_path / "saved" / "round-000000005.ckpt").is_file()
+
+
+def test_resume_begins_where_there_is_nothing_yet(base, tmp_path):
+    """So that one command line serves a job that is started again and again."""
+    done = run(tmp_path / "run", "--checkpoint", tmp_path / "saved", "--resume")
+    assert same_bits(done.folder, base.folder)
+
+
+def test_checkpoint_every(tmp_path):
+    run(tmp_path / "run", "--checkpoint", tmp_path / "saved", "--checkpoint-every", "2")
+    names = sorted(path.name for path in (tmp_path / "saved").iterdir())
+    assert names == ["round-000000004.ckpt", "round-000000005.ckpt"]
+
+
+def test_a_damaged_checkpoint_is_a_warning_of_one_line(base, tmp_path):
+    saved = tmp_path / "saved"
+    flags = ("--checkpoint", saved, "--checkpoint-every", "2")
+    run(tmp_path / "first", *flags)
+    newest = saved / "round-000000005.ckpt"
+    newest.write_bytes(newest.read_bytes()[:-10])
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        called = call(*RUN, *TINY, *flags, "--resume", "--out", tmp_path / "run")
+    assert called.code == 0
+    assert re.fullmatch(r"warning: .*round-000000005\.ckpt is truncated.*going on from round 4\n", called.err)
+    assert same_bits(tmp_path / "run", base.folder)
+
+
+def test_debug_names_the_client(tmp_path):
+    """A step size beyond reason: compiled, the run ends with NaN; in debug mode it stops at the culprit."""
+    wild = ("--step-size", "1e30", "--rounds", "3", "--local-steps", "2")
+    called = call(*RUN, *TINY, *wild, "--debug", "--out", tmp_path / "debug")
+    assert_one_error(called, 1, r"client \d, round \d", "NaN")
+    assert not (tmp_path / "debug").exists()
+
+
+def test_debug_runs_the_same_algorithm(tmp_path):
+    small = ("--rounds", "2", "--local-steps", "1", "--evaluate-every", "0")
+    slow, fast = (run(tmp_path / name, *small, *flags) for name, flags in (("slow", ["--debug"]), ("fast", [])))
+    np.testing.assert_allclose(slow.vector, fast.vector, rtol=1e-5, atol=1e-7)
+
+
+def test_a_run_that_diverges_says_so(tmp_path):
+    """It is saved and drawn like any other, without a warning from a library."""
+    called = call(*RUN, *TINY, "--step-size", "1e30", "--require-feasible", "--out", tmp_path / "run")
+    assert called.code == 3
+    assert called.err == ""
+    assert called.out.startswith("NOT FEASIBLE: the one seed diverged")
+    shown = call("show", tmp_path / "run")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out.splitlines()[0] == called.out.splitlines()[0]
+
+
+def test_out(base, tmp_path, monkeypatch):
+    """The folder, made with its parents, holds the five files and nothing else; unless told it is runs/TASK."""
+    done = run(tmp_path / "a" / "b")
+    assert {path.name for path in done.folder.iterdir()} == FILES
+    assert f"Saved in {done.folder}" in done.called.out
+    assert all(name in done.called.out for name in FILES)
+    monkeypatch.chdir(tmp_path)
+    assert call(*RUN, *TINY).code == 0
+    assert same_bits(tmp_path / "runs" / "neyman-pearson", base.folder)
+
+
+def test_out_replaces_a_run_that_is_there(base, tmp_path):
+    first = run(tmp_path / "run", "--rounds", "3")
+    assert first.settings["rounds"] == 3
+    second = run(tmp_path / "run")
+    assert same_bits(second.folder, base.folder)
+    assert {path.name for path in second.folder.iterdir()} == FILES
+
+
+def test_the_verdict_comes_first_and_is_kept(base):
+    lines = base.called.out.splitlines()
+    assert lines[0].startswith("NOT FEASIBLE: ")
+    assert lines[: len(base.document["verdict"])] == base.document["verdict"]
+    assert base.document["feasible"] is False
+    assert not base.result.feasible.any()
+
+
+def test_progress(tmp_path, monkeypatch):
+    """Plain lines on standard error where nobody is watching, none if told so, and standard output is the same."""
+    monkeypatch.setattr(progress, "_LINE_EVERY", -1.0)
+    loud = call(*RUN, *TINY, "--progress", "--out", tmp_path / "run")
+    quiet = call(*RUN, *TINY, "--no-progress", "--out", tmp_path / "run")
+    usual = call(*RUN, *[flag for flag in TINY if flag != "--no-progress"], "--out", tmp_path / "run")
+    assert re.search(r"^FedSGM: round 5 of 5  objective \S+  violation \S+  weight \S+$", loud.err, re.MULTILINE)
+    assert quiet.err == ""
+    assert usual.err == loud.err
+    assert loud.out == quiet.out == usual.out
+
+
+@pytest.mark.parametrize(("bound", "code", "headline"), [("5", 0, "FEASIBLE: "), ("0.01", 3, "NOT FEASIBLE: ")])
+def test_require_feasible(bound, code, headline, tmp_path):
+    """Exit code 3 where a seed ends outside its bound; the run is saved all the same, and 0 without the flag."""
+    done = run(tmp_path / "run", "--bound", bound, "--require-feasible", code=code)
+    assert done.called.out.startswith(headline)
+    assert done.document["feasible"] is (code == 0)
+    assert {path.name for path in done.folder.iterdir()} == FILES
+    assert call(*RUN, *TINY, "--bound", bound, "--out", tmp_path / "run").code == 0
+
+
+def test_require_feasible_means_every_seed(tmp_path):
+    flags = ("--seeds", "4", "--rounds", "6", "--rule", "hard", "--uplink", "none", "--downlink", "none")
+    values = run(tmp_path / "run", *flags).result.values["train"]["minority"][0]
+    between = str(float(np.sort(values)[:2].mean()))
+    done = run(tmp_path / "run", *flags, "--rule", "unconstrained", "--bound", between, "--require-feasible", code=3)
+    assert done.document["feasible"] is False
+
+
+# Settings in a file --------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_config_gives_the_defaults_and_flags_win(tmp_path):
+    text = 'rounds = 3\nclients = 6\nparticipants = 2\nseeds = 2\nstep-size = 0.2\nlocal_steps = 2\nrule = "hard"\n'
+    text += f'uplink = "none"\nprogress = false\nrequire-feasible = true\nout = "{tmp_path / "run"}"\n'
+    called = call(*RUN, "--config", write(tmp_path / "settings.toml", text), "--clients", "5", "--rule=soft")
+    assert called.code == 3, called.err
+    done = Run(tmp_path / "run")
+    assert done.settings["rounds"] == 3
+    assert done.settings["seeds"] == [0, 1]
+    assert done.settings["clients"] == 5, "the flag wins over the file"
+    assert done.algorithm["rule"] == {"is": "Soft", "beta": 40.0}, "the flag wins over the file"
+    assert done.algorithm["step_size"] == 0.2, "a key with a hyphen"
+    assert done.algorithm["local_steps"] == 2, "a key with an underscore"
+    assert done.algorithm["uplink"] == {"is": "Identity"}
+
+
+def test_a_flag_wins_even_with_the_default_value(tmp_path):
+    text = "participants = 2\nclients = 4\nrounds = 2\nbeta = 3.0\nradius = 9.0\nseed = 7\n"
+    config = write(tmp_path / "c.toml", text)
+    called = call(*RUN, "--beta", "40", "--seed", "0", "--config", config, "--no-progress", "--out", tmp_path / "run")
+    assert called.code == 0, called.err
+    done = Run(tmp_path / "run")
+    assert done.algorithm["rule"]["beta"] == 40
+    assert done.settings["seeds"] == [0, 1, 2]
+    assert done.toml["radius"] == 9
+
+
+def test_an_empty_config_changes_nothing(base, tmp_path):
+    done = run(tmp_path / "run", "--config", write(tmp_path / "empty.toml", "# nothing\n"))
+    assert same_bits(done.folder, base.folder)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--rule penalty --rho 0.3 --uplink layers:topk:0.2 --downlink int4:8 --radius 0.7 --batch-size 4 --seed 3",
+        "--rule primal-dual --dual-step 0.7 --box 0.1 --tolerance 0.01 --split 2 --evaluate-every 3 --participants 0",
+        "--radius inf --rho inf",
+    ],
+)
+def test_settings_of_a_run_repeat_it_bit_for_bit(flags, tmp_path):
+    first = run(tmp_path / "first", *flags.split())
+    called = call(*RUN, "--config", first.folder / "settings.toml", "--out", tmp_path / "again", "--no-progress")
+    assert called.code == 0, called.err
+    assert same_bits(first.folder, tmp_path / "again")
+    assert not {"out", "checkpoint", "resume", "debug", "progress"} & first.toml.keys()
+
+
+# Looking at a run again ----------------------------------------------------------------------------------------------
+
+
+def test_show_prints_the_verdict_and_draws_again(base, tmp_path):
+    folder = Path(shutil.copytree(base.folder, tmp_path / "run"))
+    picture = folder / "history.png"
+    before = picture.read_bytes()
+    picture.unlink()
+    shown = call("show", folder)
+    assert (shown.code, shown.err) == (0, "")
+    lines = shown.out.splitlines()
+    assert lines[: len(base.document["verdict"])] == base.document["verdict"]
+    assert f"Picture: {picture}" in lines
+    assert picture.read_bytes() == before
+    assert {path.name for path in folder.iterdir()} == FILES
+
+
+@pytest.mark.parametrize(("name", "start"), [("p.png", b"\x89PNG"), ("deep/p.svg", b"<?xml"), ("p.pdf", b"%PDF")])
+def test_show_draws_elsewhere(name, start, damaged, tmp_path):
+    (damaged / "history.png").unlink()
+    shown = call("show", damaged, "--plot", tmp_path / name)
+    assert shown.code == 0
+    assert str(tmp_path / name) in shown.out
+    assert (tmp_path / name).read_bytes().startswith(start)
+    assert not (damaged / "history.png").exists()
+
+
+def test_show_table(tmp_path):
+    done = run(tmp_path / "run", "--seeds", "2", "--seed", "5", "--bound", "0.4")
+    plain = call("show", done.folder)
+    shown = call("show", done.folder, "--table")
+    assert shown.code == 0
+    assert "(train)" not in plain.out
+    rows = [line.split() for line in shown.out.splitlines() if line.startswith(("last ", "average ", "best_feasible "))]
+    assert [row[:2] for row in rows] == [[kind, seed] for kind in fedsgm.result.KINDS for seed in ("5", "6")]
+    columns = [done.result.values[part][name] for part in ("train", "test") for name in ("objective", "minority")]
+    for row, expected in zip(rows, np.stack(columns, axis=-1).reshape(6, 4), strict=True):
+        np.testing.assert_allclose([float(cell.replace("undefined", "nan")) for cell in row[2:]], expected, rtol=1e-3)
+
+
+# Help ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--help", ["run", "show", "Constrained federated learning"]),
+        ("-h", ["run", "show"]),
+        ("run --help", ["neyman-pearson", "Least loss on the majority class"]),
+        ("run neyman-pearson --help", ["result.json", "topk:0.1", "layers:", "exit with 3"]),
+        ("show --help", ["RUN", "--plot", "--table", "verdict"]),
+    ],
+)
+def test_help(arguments, words):
+    shown = call(*arguments.split())
+    assert (shown.code, shown.err) == (0, "")
+    text = " ".join(re.sub(r"[│╭╰─╮╯]", " ", shown.out).split()).lower()
+    assert [word for word in words if word.lower() not in text] == []
+
+
+@pytest.mark.parametrize("path", [("run", "neyman-pearson"), ("show",)], ids=" ".join)
+def test_help_names_every_flag(path):
+    """On a terminal of the usual 80 columns, and in full."""
+    command = typer.main.get_command(cli.app)
+    for name in path:
+        command = command.commands[name]
+    shown = call(*path, "--help").out
+    flags = {flag for flag in spellings(command) if flag.startswith("-")}
+    assert {flag for flag in flags if not re.search(rf"{flag}(?![\w-])", shown)} == set()
+
+
+@pytest.mark.parametrize("arguments", [(), ("run",)], ids=["fedsgm", "fedsgm run"])
+def test_no_arguments_print_the_help(arguments):
+    shown = call(*arguments)
+    assert shown.code in (0, 2)
+    assert "Usage:" in shown.out
+    assert shown.out.split() == call(*arguments, "--help").out.split()
+    assert shown.err == "", "help is no error"
+
+
+# Mistakes ------------------------------------------------------------------------------------------------------------
+
+
+def assert_one_error(called: Called, code: int, *words: str) -> None:
+    """One line on standard error, that says what is wrong, and an exit code."""
+    assert called.code == code, called.err
+    assert re.fullmatch(r"error: \S[^\n]*\n", called.err), called.err
+    for word in words:
+        assert re.search(word, called.err), f"{word!r} is not in: {called.err}"
+    assert "Traceback" not in called.err + called.out
+    assert "Errno" not in called.err, "a sentence, not an operating system's code"
+
+
+WRONG_FLAGS = {
+    "--stepsize 0.1": ("No such option", "--stepsize", "--step-size"),
+    "--rule fast": ("--rule", "fast", "hard", "soft", "penalty", "primal-dual", "unconstrained"),
+    "--rounds many": ("--rounds", "integer"),
+    "--rounds 2.5": ("--rounds", "integer"),
+    "--rounds 0": ("rounds=0", "1 or more"),
+    "--seeds 0": ("seeds=0", "1 or more"),
+    "--seed -1": ("seed=-1", "0 or more"),
+    "--seed 4294967296": ("seed=4294967296",),
+    "--split -1": ("split", "-1", "0 or more"),
+    "--step-size -0.1": ("step_size=-0.1", "above 0"),
+    "--step-size nan": ("step_size=nan", "finite"),
+    "--local-steps 0": ("local_steps=0", "1 or more"),
+    "--participants 5": ("participants=5", "4 clients"),
+    "--participants -1": ("participants=-1", "whole number"),
+    "--clients 457": ("clients=457", "456 examples"),
+    "--clients 200": ("client", "no example", "minority"),
+    "--clients 0": ("clients=0", "1 or more"),
+    "--tolerance -1": ("tolerance=-1.0",),
+    "--bound nan": ("bound=nan", "finite"),
+    "--beta 0": ("beta=0.0", "above 0"),
+    "--rule penalty --rho -1": ("rho=-1.0",),
+    "--rule primal-dual --dual-step 0": ("step=0.0", "above 0"),
+    "--batch-size -2": ("batch_size=-2",),
+    "--constraint-batch-size -2": ("constraint_batch_size=-2",),
+    "--evaluate-every -1": ("evaluate_every=-1", "0 or more"),
+    "--resume": ("--resume needs --checkpoint",),
+    "--checkpoint saved --checkpoint-every 0": ("every=0", "1 or more"),
+    "--radius 1 --box 1": ("--radius and --box", "one of them"),
+    "--radius 0": ("--radius 0", "above 0"),
+    "--radius nan": ("--radius nan", "above 0"),
+    "--box -2": ("--box -2", "above 0"),
+    "--rounds": ("--rounds", "requires an argument"),
+    "extra": ("unexpected extra argument", "extra"),
+}
+
+
+@pytest.mark.parametrize("flags", WRONG_FLAGS)
+def test_wrong_flags(flags, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    called = call(*RUN, *TINY, *flags.split())
+    assert_one_error(called, 2, *map(re.escape, WRONG_FLAGS[flags]))
+    assert called.out == ""
+    assert list(tmp_path.iterdir()) == [], "nothing was written"
+
+
+WRONG_COMPRESSORS = {
+    "topk": ("'topk'", "topk:0.1"),
+    "topk:abc": ("'topk:abc'", "topk:0.1"),
+    "topk:1.5": ("fraction=1.5", "at most 1"),
+    "topk:0": ("fraction=0.0", "above 0"),
+    "topk:nan": ("fraction=nan",),
+    "topk:count=0": ("count=0", "1 or more"),
+    "topk:count=x": ("'topk:count=x'", "topk:count=3"),
+    "topk:size=3": ("'topk:size=3'", "topk:count=3"),
+    "randk": ("'randk'", "randk:0.1"),
+    "float7": ("'float7'", "float16", "float8", "float4"),
+    "int9": ("'int9'", "int2 to int8"),
+    "int4:0": ("block=0", "1 or more"),
+    "int4:big": ("'int4:big'", "int4:64"),
+    "nonsense": ("'nonsense'", "topk:0.1", "sign", "natural"),
+    "sign:3": ("'sign:3'", "sign"),
+    "none:1": ("'none:1'", "none"),
+    "layers:": ("'layers:'", "topk:0.1"),
+    "layers:nonsense": ("nonsense", "topk:0.1"),
+    "": ("''", "topk:0.1"),
+}
+
+
+@pytest.mark.parametrize("link", ["--uplink", "--downlink"])
+@pytest.mark.parametrize("spelling", WRONG_COMPRESSORS)
+def test_wrong_compressors(spelling, link, tmp_path):
+    called = call(*RUN, *TINY, link, spelling, "--out", tmp_path / "run")
+    assert_one_error(called, 2, *map(re.escape, WRONG_COMPRESSORS[spelling]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("run neyman-person", ("No such command", "neyman-person")),
+        ("rum", ("No such command", "rum")),
+        ("show", ("Missing argument", "RUN")),
+        ("--verbose", ("No such option", "--verbose")),
+    ],
+)
+def test_wrong_commands(arguments, words):
+    assert_one_error(call(*arguments.split()), 2, *words)
+
+
+WRONG_CONFIGS = {
+    "rounds = ": ("not a TOML file", "line 1"),
+    "\ufffd": ("not a TOML file",),
+    "round = 3": ("unknown setting 'round'", "rounds"),
+    "config = 'other.toml'": ("unknown setting 'config'",),
+    "help = true": ("unknown setting 'help'",),
+    "rounds = 'many'": ("rounds", "integer"),
+    "seed = 2.5": ("seed", "integer"),
+    "beta = 'sharp'": ("beta", "number"),
+    "rule = 'fast'": ("rule", "fast", "soft"),
+    "[algorithm]\nbeta = 3.0": ("unknown setting 'algorithm'",),
+    "[beta]\nvalue = 3.0": ("beta must be one value",),
+    "seeds = [1, 2]": ("seeds must be one value",),
+    "step-size = 0.1\nstep_size = 0.2": ("step.size", "twice"),
+}
+
+
+@pytest.mark.parametrize("text", WRONG_CONFIGS)
+def test_wrong_configs(text, tmp_path):
+    config = tmp_path / "c.toml"
+    config.write_bytes(text.encode("latin-1" if text.isascii() else "utf-16"))
+    called = call(*RUN, "--config", config, "--clients", "4", "--participants", "2", "--out", tmp_path / "run")
+    assert_one_error(called, 2, *WRONG_CONFIGS[text])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_config_that_is_not_a_file(tmp_path):
+    assert_one_error(call(*RUN, "--config", tmp_path / "none.toml"), 2, "none.toml", "no such file")
+    assert_one_error(call(*RUN, "--config", tmp_path), 2, re.escape(str(tmp_path)))
+
+
+def test_an_out_that_is_a_file_is_seen_before_the_run(tmp_path, monkeypatch):
+    """Not after an hour's work that then has nowhere to go."""
+    taken = write(tmp_path / "taken", "mine")
+    monkeypatch.setattr(fedsgm, "simulate", lambda *_, **__: pytest.fail("the run had begun"))
+    for out in (taken, taken / "below"):
+        called = call(*RUN, *TINY, "--out", out)
+        assert_one_error(called, 2, "--out", re.escape(str(taken)), "file")
+        assert called.out == ""
+    assert taken.read_text() == "mine"
+
+
+def test_a_checkpoint_folder_that_is_a_file(tmp_path):
+    taken = write(tmp_path / "taken", "mine")
+    called = call(*RUN, *TINY, "--checkpoint", taken, "--out", tmp_path / "run")
+    assert called.code in (1, 2)
+    assert_one_error(called, called.code, re.escape(str(taken)))
+    assert taken.read_text() == "mine"
+
+
+class TestCheckpointsThatDoNotFit:
+    @pytest.fixture(scope="class")
+    def saved(self, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("checkpoints")
+        run(folder / "run", "--checkpoint", folder / "saved")
+        return folder / "saved"
+
+    def refused(self, saved, tmp_path, *flags):
+        before = {path: path.read_bytes() for path in saved.iterdir()}
+        called = call(*RUN, *TINY, "--checkpoint", saved, "--out", tmp_path / "run", *flags)
+        assert not (tmp_path / "run").exists()
+        assert {path: path.read_bytes() for path in saved.iterdir()} == before
+        return called
+
+    def test_one_is_there_and_resume_was_not_asked_for(self, saved, tmp_path):
+        called = self.refused(saved, tmp_path)
+        assert_one_error(called, 1, re.escape(str(saved)), "round 5", "resume", "empty folder")
+
+    @pytest.mark.parametrize(
+        ("flags", "words"),
+        [
+            ("--step-size 0.1", ("step_size", r"0\.3\b", r"0\.1\b")),
+            ("--rule hard", ("rule", "Soft", "Hard")),
+            ("--bound 0.1", ("bound", r"0\.05", r"0\.1\b")),
+            ("--seeds 2", ("seeds", r"\[0\]", r"\[0, 1\]")),
+            ("--clients 5", ("clients", "4", "5")),
+            ("--split 1", ("data",)),
+        ],
+    )
+    def test_other_settings(self, flags, words, saved, tmp_path):
+        """The message is about what differs, and short enough to see it."""
+        called = self.refused(saved, tmp_path, "--resume", *flags.split())
+        assert_one_error(called, 1, *words, "same settings")
+        assert len(called.err.replace(str(saved), "")) < 250
+
+    def test_fewer_rounds_than_it_has_done(self, saved, tmp_path):
+        called = self.refused(saved, tmp_path, "--resume", "--rounds", "4")
+        assert_one_error(called, 1, "round 5", "4 rounds")
+
+
+class TestShowRefuses:
+    def refused(self, folder, *words):
+        assert_one_error(call("show", folder), 2, re.escape(str(folder)), *words)
+
+    def test_a_folder_that_is_no_run(self, tmp_path):
+        self.refused(tmp_path, "not a run", "result.json")
+        self.refused(tmp_path / "nowhere", "not a run")
+
+    def test_a_file(self, tmp_path):
+        self.refused(write(tmp_path / "file", "text"), "not a run")
+
+    @pytest.mark.parametrize("name", ["params.safetensors", "history.parquet"])
+    def test_a_truncated_file(self, name, damaged):
+        path = damaged / name
+        path.write_bytes(path.read_bytes()[:-20])
+        self.refused(damaged, name, "altered")
+
+    @pytest.mark.parametrize("name", ["params.safetensors", "history.parquet"])
+    def test_one_altered_byte(self, name, damaged):
+        path = damaged / name
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        self.refused(damaged, name, "altered")
+
+    @pytest.mark.parametrize("name", ["params.safetensors", "history.parquet"])
+    def test_a_missing_file(self, name, damaged):
+        (damaged / name).unlink()
+        self.refused(damaged, name, "missing")
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"version": 1}', '{"version": 99}', "\x00\x01"])
+    def test_a_result_that_is_none(self, text, damaged):
+        (damaged / "result.json").write_text(text)
+        self.refused(damaged, "result.json")
+
+    @pytest.mark.parametrize("name", ["p.jpg", "p", "p.png.gz"])
+    def test_a_picture_of_an_unknown_kind(self, name, base, tmp_path):
+        called = call("show", base.folder, "--plot", tmp_path / name)
+        assert_one_error(called, 2, re.escape(name), r"\.png", r"\.svg", r"\.pdf")
+
+
+def test_an_interrupted_run_ends_quietly(tmp_path, monkeypatch):
+    """Ctrl-C is no crash: no traceback, and an exit code that is not success."""
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fedsgm, "simulate", interrupt)
+    called = call(*RUN, *TINY, "--out", tmp_path / "run")
+    assert called.code in (1, 130)
+    assert re.search("(?i)interrupt|stopped|abort", called.err)
+    assert "Traceback" not in called.err
+
+
+# As a process of its own ---------------------------------------------------------------------------------------------
+
+
+def process(*arguments, **more):
+    command = [sys.executable, "-m", "fedsgm", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=os.environ, **more)
+
+
+def test_a_process_gives_the_same_run(base, tmp_path):
+    """Same bits, verdict on standard output, nothing on standard error."""
+    ended = process(*RUN, *TINY, "--out", "run", cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines()[0] == base.document["verdict"][0]
+    assert same_bits(tmp_path / "run", base.folder)
+
+
+def test_a_process_says_what_is_wrong_in_one_line(tmp_path):
+    ended = process(*RUN, *TINY, "--participants", "9", cwd=tmp_path)
+    assert_one_error(Called(ended.returncode, ended.stdout, ended.stderr), 2, "participants=9", "4 clients")
+    assert ended.stdout == ""
+    assert list(tmp_path.iterdir()) == []
