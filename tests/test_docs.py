@@ -15,6 +15,7 @@ BLOCKS = [
     pytest.param(language, text, id=f"{page.name}-{i}")
     for page in PAGES
     for i, (language, text) in enumerate(re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.S | re.M))
+    if language != "text"  # what a command printed
 ]
 
 
