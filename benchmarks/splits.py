@@ -14,9 +14,7 @@ SPLITS, SEEDS = 10, 3
 
 
 def main() -> None:
-    print(
-        "| rule, step size | last objective | feasible at the end | feasible in the last 100 rounds | worst there |"
-    )
+    print("| rule, step size | last objective | feasible at the end | feasible in the last 100 rounds | worst there |")
     print("|---|---|---|---|---|")
     for rule in (fs.Hard(), fs.Soft(beta=40.0)):
         for step_size in (1.0, 0.3, 0.1):

@@ -20,7 +20,7 @@ import pytest
 import typer
 
 import fedsgm
-from fedsgm import cli, progress
+from fedsgm import cli, progress, wire
 
 RUN = ("run", "neyman-pearson")
 TINY = ("--rounds", "5", "--clients", "4", "--participants", "2", "--seeds", "1", "--no-progress")
@@ -35,13 +35,15 @@ class Called:
     err: str
 
 
-def call(*arguments, columns=80) -> Called:
-    """``fedsgm ARGUMENTS`` in this process, on a terminal of so many columns."""
+def call(*arguments, draw=True) -> Called:
+    """``fedsgm ARGUMENTS`` in this process, as on a terminal of 80 columns."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["fedsgm", *map(str, arguments)])
         patch.setattr(warnings, "showwarning", warnings.showwarning)  # main sets its own
-        patch.setenv("COLUMNS", str(columns))
+        patch.setenv("COLUMNS", "80")
+        if not draw:  # a picture takes longer than a tiny run
+            patch.setattr(fedsgm.Result, "plot", lambda _, path: path.write_bytes(b""))
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stop:
             cli.main()
     return Called(stop.value.code, out.getvalue(), err.getvalue())
@@ -65,9 +67,9 @@ class Run:
         return np.concatenate([np.ravel(leaf[0]) for leaf in jax.tree.leaves(self.result.last)])
 
 
-def run(folder: Path, *flags, code=0) -> Run:
+def run(folder: Path, *flags, code=0, draw=False) -> Run:
     """A tiny run with these flags; a flag given again wins over the tiny run's own."""
-    called = call(*RUN, *TINY, "--out", folder, *flags)
+    called = call(*RUN, *TINY, "--out", folder, *flags, draw=draw)
     assert called.code == code, called.err
     assert called.err == ""
     return Run(folder, called)
@@ -80,7 +82,7 @@ def same_bits(left: Path, right: Path) -> bool:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """The tiny run without further flags."""
-    return run(tmp_path_factory.mktemp("base") / "run")
+    return run(tmp_path_factory.mktemp("base") / "run", draw=True)
 
 
 @pytest.fixture
@@ -169,13 +171,12 @@ CASES = [
         ),
     ),
     Case(
-        "--participants 3",
-        lambda run, _: run.algorithm["participants"] == 3 and run.history["participants"].shape == (1, 5, 3),
-    ),
-    Case(
-        "--participants 0",
-        lambda run, _: (
-            run.algorithm["participants"] is None and (run.history["participants"] == np.arange(4)).all((0, 1, 2))
+        "--participants 0 --clients 7",
+        lambda run, base: (
+            run.algorithm["participants"] is None
+            and (run.settings["clients"], base.settings["clients"]) == (7, 4)
+            and (run.history["participants"] == np.arange(7)).all()
+            and base.history["participants"].shape == (1, 5, 2)
         ),
     ),
     Case(
@@ -202,7 +203,16 @@ CASES = [
             and run.toml["box"] == 0.05
         ),
     ),
-    Case("--batch-size 8", lambda run, base: run.algorithm["batch_size"] == 8 and differs(run, base)),
+    Case(
+        "--batch-size 8 --constraint-batch-size 6",
+        lambda run, base: (
+            run.algorithm["batch_size"] == 8
+            and run.algorithm["constraint_batch_size"] == 6
+            and run.history["estimate"][0, 0] != pytest.approx(np.log(2))  # of all examples it is, at zero
+            and base.history["estimate"][0, 0] == pytest.approx(np.log(2))
+            and differs(run, base)
+        ),
+    ),
     Case(
         "--batch-size 0 --constraint-batch-size 0",
         lambda run, base: (
@@ -212,19 +222,11 @@ CASES = [
         ),
     ),
     Case(
-        "--constraint-batch-size 8",
-        lambda run, base: run.algorithm["constraint_batch_size"] == 8 and differs(run, base, "estimate"),
-    ),
-    Case(
         "--bound 0.45",
         lambda run, _: (
             run.result.bounds == {"minority": 0.45}
             and np.allclose(run.history["violation"], run.history["estimate"] - 0.45, atol=1e-6)
         ),
-    ),
-    Case(
-        "--clients 7 --rounds 30",
-        lambda run, _: run.settings["clients"] == 7 and run.history["participants"].max() == 6,
     ),
     Case(
         "--split 1",
@@ -274,8 +276,8 @@ CASES = [
 ]
 
 ELSEWHERE = {
-    "--uplink": "test_compressors",
-    "--downlink": "test_compressors",
+    "--uplink": "test_uplink_and_downlink",
+    "--downlink": "test_uplink_and_downlink",
     "--checkpoint": "test_checkpoint_and_resume",
     "--checkpoint-every": "test_checkpoint_every",
     "--resume": "test_checkpoint_and_resume",
@@ -301,12 +303,9 @@ def test_every_flag_has_a_test():
     """A new flag of the command must be named in the table above, or beside the test that is its own."""
     command = typer.main.get_command(cli.app).commands["run"].commands["neyman-pearson"]
     named = {word for case in CASES for word in case.flags.split() if word.startswith("--")}
-    assert spellings(command) - named == set(ELSEWHERE)
+    flags = spellings(command)
+    assert named | set(ELSEWHERE) == flags
     assert all(callable(globals().get(test)) for test in ELSEWHERE.values())
-
-
-def kept(fraction: float, d: int = D) -> int:
-    return max(1, round(fraction * d))
 
 
 COMPRESSORS = {
@@ -335,12 +334,22 @@ COMPRESSORS = {
 """Spelling: what it is, and the bytes of one message of 31 entries, by hand."""
 
 
-@pytest.mark.parametrize("index", range(len(COMPRESSORS)), ids=list(COMPRESSORS))
-def test_compressors(index, tmp_path):
-    """Every spelling once up and once down. A participant also sends one float and receives three."""
-    spelled = list(COMPRESSORS)
-    up, down = spelled[index], spelled[(index + 1) % len(spelled)]
-    done = run(tmp_path / "run", "--uplink", up, "--downlink", down, "--rounds", "2")
+@pytest.mark.parametrize("spelling", COMPRESSORS)
+def test_compressors(spelling):
+    """What a spelling means, and that it costs what it should."""
+    compressor = cli.parse_compressor(spelling, {"w": np.zeros(30, np.float32), "b": np.zeros((), np.float32)})
+    assert fedsgm.result.describe(compressor) == COMPRESSORS[spelling][0]
+    message = compressor.compress(jax.numpy.arange(D, dtype=np.float32), jax.random.key(0))
+    assert wire.nbytes(message) == COMPRESSORS[spelling][1]
+
+
+@pytest.mark.parametrize(
+    ("up", "down"),
+    [("none", "layers:topk:0.1"), ("randk:0.2", "float8"), ("int4:8", "natural"), ("sign", "none")],
+)
+def test_uplink_and_downlink(up, down, tmp_path):
+    """A participant also sends one float and receives three."""
+    done = run(tmp_path / "run", "--uplink", up, "--downlink", down)
     assert done.algorithm["uplink"] == COMPRESSORS[up][0]
     assert done.algorithm["downlink"] == COMPRESSORS[down][0]
     assert (done.toml["uplink"], done.toml["downlink"]) == (up, down)
@@ -411,7 +420,7 @@ def test_a_damaged_checkpoint_is_a_warning_of_one_line(base, tmp_path):
     newest.write_bytes(newest.read_bytes()[:-10])
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        called = call(*RUN, *TINY, *flags, "--resume", "--out", tmp_path / "run")
+        called = call(*RUN, *TINY, *flags, "--resume", "--out", tmp_path / "run", draw=False)
     assert called.code == 0
     assert re.fullmatch(r"warning: .*round-000000005\.ckpt is truncated.*going on from round 4\n", called.err)
     assert same_bits(tmp_path / "run", base.folder)
@@ -419,21 +428,15 @@ def test_a_damaged_checkpoint_is_a_warning_of_one_line(base, tmp_path):
 
 def test_debug_names_the_client(tmp_path):
     """A step size beyond reason: compiled, the run ends with NaN; in debug mode it stops at the culprit."""
-    wild = ("--step-size", "1e30", "--rounds", "3", "--local-steps", "2")
+    wild = ("--step-size", "3e38", "--rounds", "2", "--local-steps", "1")
     called = call(*RUN, *TINY, *wild, "--debug", "--out", tmp_path / "debug")
     assert_one_error(called, 1, r"client \d, round \d", "NaN")
     assert not (tmp_path / "debug").exists()
 
 
-def test_debug_runs_the_same_algorithm(tmp_path):
-    small = ("--rounds", "2", "--local-steps", "1", "--evaluate-every", "0")
-    slow, fast = (run(tmp_path / name, *small, *flags) for name, flags in (("slow", ["--debug"]), ("fast", [])))
-    np.testing.assert_allclose(slow.vector, fast.vector, rtol=1e-5, atol=1e-7)
-
-
 def test_a_run_that_diverges_says_so(tmp_path):
     """It is saved and drawn like any other, without a warning from a library."""
-    called = call(*RUN, *TINY, "--step-size", "1e30", "--require-feasible", "--out", tmp_path / "run")
+    called = call(*RUN, *TINY, "--step-size", "3e38", "--require-feasible", "--out", tmp_path / "run")
     assert called.code == 3
     assert called.err == ""
     assert called.out.startswith("NOT FEASIBLE: the one seed diverged")
@@ -444,12 +447,12 @@ def test_a_run_that_diverges_says_so(tmp_path):
 
 def test_out(base, tmp_path, monkeypatch):
     """The folder, made with its parents, holds the five files and nothing else; unless told it is runs/TASK."""
-    done = run(tmp_path / "a" / "b")
+    done = run(tmp_path / "a" / "b", draw=True)
     assert {path.name for path in done.folder.iterdir()} == FILES
     assert f"Saved in {done.folder}" in done.called.out
     assert all(name in done.called.out for name in FILES)
     monkeypatch.chdir(tmp_path)
-    assert call(*RUN, *TINY).code == 0
+    assert call(*RUN, *TINY, draw=False).code == 0
     assert same_bits(tmp_path / "runs" / "neyman-pearson", base.folder)
 
 
@@ -472,9 +475,9 @@ def test_the_verdict_comes_first_and_is_kept(base):
 def test_progress(tmp_path, monkeypatch):
     """Plain lines on standard error where nobody is watching, none if told so, and standard output is the same."""
     monkeypatch.setattr(progress, "_LINE_EVERY", -1.0)
-    loud = call(*RUN, *TINY, "--progress", "--out", tmp_path / "run")
-    quiet = call(*RUN, *TINY, "--no-progress", "--out", tmp_path / "run")
-    usual = call(*RUN, *[flag for flag in TINY if flag != "--no-progress"], "--out", tmp_path / "run")
+    loud = call(*RUN, *TINY, "--progress", "--out", tmp_path / "run", draw=False)
+    quiet = call(*RUN, *TINY, "--no-progress", "--out", tmp_path / "run", draw=False)
+    usual = call(*RUN, *[flag for flag in TINY if flag != "--no-progress"], "--out", tmp_path / "run", draw=False)
     assert re.search(r"^FedSGM: round 5 of 5  objective \S+  violation \S+  weight \S+$", loud.err, re.MULTILINE)
     assert quiet.err == ""
     assert usual.err == loud.err
@@ -488,14 +491,16 @@ def test_require_feasible(bound, code, headline, tmp_path):
     assert done.called.out.startswith(headline)
     assert done.document["feasible"] is (code == 0)
     assert {path.name for path in done.folder.iterdir()} == FILES
-    assert call(*RUN, *TINY, "--bound", bound, "--out", tmp_path / "run").code == 0
+    assert call(*RUN, *TINY, "--bound", bound, "--out", tmp_path / "run", draw=False).code == 0
 
 
 def test_require_feasible_means_every_seed(tmp_path):
-    flags = ("--seeds", "4", "--rounds", "6", "--rule", "hard", "--uplink", "none", "--downlink", "none")
-    values = run(tmp_path / "run", *flags).result.values["train"]["minority"][0]
-    between = str(float(np.sort(values)[:2].mean()))
-    done = run(tmp_path / "run", *flags, "--rule", "unconstrained", "--bound", between, "--require-feasible", code=3)
+    """The first round from zero goes to the constraint under either bound, so both runs end at the same models."""
+    flags = ("--seeds", "3", "--rounds", "1")
+    values = np.sort(run(tmp_path / "run", *flags).result.values["train"]["minority"][0])
+    assert values[0] < values[1] < np.log(2)
+    done = run(tmp_path / "run", *flags, "--bound", values[:2].mean(), "--require-feasible", code=3)
+    assert done.result.feasible.sum() == 1
     assert done.document["feasible"] is False
 
 
@@ -508,29 +513,25 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_config_gives_the_defaults_and_flags_win(tmp_path):
-    text = 'rounds = 3\nclients = 6\nparticipants = 2\nseeds = 2\nstep-size = 0.2\nlocal_steps = 2\nrule = "hard"\n'
-    text += f'uplink = "none"\nprogress = false\nrequire-feasible = true\nout = "{tmp_path / "run"}"\n'
-    called = call(*RUN, "--config", write(tmp_path / "settings.toml", text), "--clients", "5", "--rule=soft")
+    text = "rounds = 3\nclients = 6\nparticipants = 2\nseeds = 1\nseed = 7\nstep-size = 0.2\ndual_step = 0.7\n"
+    text += f'rule = "hard"\nprogress = false\nrequire-feasible = true\nout = "{tmp_path / "run"}"\n'
+    config = write(tmp_path / "settings.toml", text)
+    called = call(*RUN, "--config", config, "--clients", "4", "--rule=soft", draw=False)
     assert called.code == 3, called.err
     done = Run(tmp_path / "run")
     assert done.settings["rounds"] == 3
-    assert done.settings["seeds"] == [0, 1]
-    assert done.settings["clients"] == 5, "the flag wins over the file"
+    assert done.settings["seeds"] == [7]
+    assert done.settings["clients"] == 4, "the flag wins over the file"
     assert done.algorithm["rule"] == {"is": "Soft", "beta": 40.0}, "the flag wins over the file"
     assert done.algorithm["step_size"] == 0.2, "a key with a hyphen"
-    assert done.algorithm["local_steps"] == 2, "a key with an underscore"
-    assert done.algorithm["uplink"] == {"is": "Identity"}
+    assert done.toml["dual-step"] == 0.7, "a key with an underscore"
 
 
-def test_a_flag_wins_even_with_the_default_value(tmp_path):
-    text = "participants = 2\nclients = 4\nrounds = 2\nbeta = 3.0\nradius = 9.0\nseed = 7\n"
-    config = write(tmp_path / "c.toml", text)
-    called = call(*RUN, "--beta", "40", "--seed", "0", "--config", config, "--no-progress", "--out", tmp_path / "run")
-    assert called.code == 0, called.err
-    done = Run(tmp_path / "run")
-    assert done.algorithm["rule"]["beta"] == 40
-    assert done.settings["seeds"] == [0, 1, 2]
-    assert done.toml["radius"] == 9
+def test_a_flag_wins_even_with_the_default_value_and_before_the_file(base, tmp_path):
+    config = write(tmp_path / "c.toml", "participants = 2\nclients = 4\nrounds = 5\nseeds = 1\nbeta = 3.0\nseed = 7\n")
+    flags = ("--beta", "40", "--seed", "0", "--config", config, "--no-progress", "--out", tmp_path / "run")
+    assert call(*RUN, *flags, draw=False).code == 0
+    assert same_bits(tmp_path / "run", base.folder)
 
 
 def test_an_empty_config_changes_nothing(base, tmp_path):
@@ -542,13 +543,16 @@ def test_an_empty_config_changes_nothing(base, tmp_path):
     "flags",
     [
         "--rule penalty --rho 0.3 --uplink layers:topk:0.2 --downlink int4:8 --radius 0.7 --batch-size 4 --seed 3",
-        "--rule primal-dual --dual-step 0.7 --box 0.1 --tolerance 0.01 --split 2 --evaluate-every 3 --participants 0",
-        "--radius inf --rho inf",
+        "--rule primal-dual --dual-step 4 --tolerance 0.01 --bound 0.55 --split 2",
+        "--box 0.1 --downlink none",
+        "--rho inf --dual-step nan",
     ],
 )
 def test_settings_of_a_run_repeat_it_bit_for_bit(flags, tmp_path):
     first = run(tmp_path / "first", *flags.split())
-    called = call(*RUN, "--config", first.folder / "settings.toml", "--out", tmp_path / "again", "--no-progress")
+    called = call(
+        *RUN, "--config", first.folder / "settings.toml", "--out", tmp_path / "again", "--no-progress", draw=False
+    )
     assert called.code == 0, called.err
     assert same_bits(first.folder, tmp_path / "again")
     assert not {"out", "checkpoint", "resume", "debug", "progress"} & first.toml.keys()
@@ -582,15 +586,15 @@ def test_show_draws_elsewhere(name, start, damaged, tmp_path):
 
 
 def test_show_table(tmp_path):
-    done = run(tmp_path / "run", "--seeds", "2", "--seed", "5", "--bound", "0.4")
+    done = run(tmp_path / "run", "--seeds", "3", "--seed", "5", "--bound", "0.4")
     plain = call("show", done.folder)
     shown = call("show", done.folder, "--table")
     assert shown.code == 0
     assert "(train)" not in plain.out
     rows = [line.split() for line in shown.out.splitlines() if line.startswith(("last ", "average ", "best_feasible "))]
-    assert [row[:2] for row in rows] == [[kind, seed] for kind in fedsgm.result.KINDS for seed in ("5", "6")]
+    assert [row[:2] for row in rows] == [[kind, seed] for kind in fedsgm.result.KINDS for seed in ("5", "6", "7")]
     columns = [done.result.values[part][name] for part in ("train", "test") for name in ("objective", "minority")]
-    for row, expected in zip(rows, np.stack(columns, axis=-1).reshape(6, 4), strict=True):
+    for row, expected in zip(rows, np.stack(columns, axis=-1).reshape(9, 4), strict=True):
         np.testing.assert_allclose([float(cell.replace("undefined", "nan")) for cell in row[2:]], expected, rtol=1e-3)
 
 
@@ -737,7 +741,7 @@ def test_wrong_commands(arguments, words):
 
 
 WRONG_CONFIGS = {
-    "rounds = ": ("not a TOML file", "line 1"),
+    "rounds = = 3": ("not a TOML file", "line 1"),
     "\ufffd": ("not a TOML file",),
     "round = 3": ("unknown setting 'round'", "rounds"),
     "config = 'other.toml'": ("unknown setting 'config'",),
@@ -786,13 +790,15 @@ def test_a_checkpoint_folder_that_is_a_file(tmp_path):
     assert taken.read_text() == "mine"
 
 
-class TestCheckpointsThatDoNotFit:
-    @pytest.fixture(scope="class")
-    def saved(self, tmp_path_factory):
-        folder = tmp_path_factory.mktemp("checkpoints")
-        run(folder / "run", "--checkpoint", folder / "saved")
-        return folder / "saved"
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The checkpoints of a finished tiny run."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    run(folder / "run", "--checkpoint", folder / "saved")
+    return folder / "saved"
 
+
+class TestCheckpointsThatDoNotFit:
     def refused(self, saved, tmp_path, *flags):
         before = {path: path.read_bytes() for path in saved.iterdir()}
         called = call(*RUN, *TINY, "--checkpoint", saved, "--out", tmp_path / "run", *flags)
@@ -868,15 +874,15 @@ class TestShowRefuses:
 
 
 def test_an_interrupted_run_ends_quietly(tmp_path, monkeypatch):
-    """Ctrl-C is no crash: no traceback, and an exit code that is not success."""
+    """Ctrl-C is no crash: no traceback, and the exit code that a shell expects."""
 
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(fedsgm, "simulate", interrupt)
     called = call(*RUN, *TINY, "--out", tmp_path / "run")
-    assert called.code in (1, 130)
-    assert re.search("(?i)interrupt|stopped|abort", called.err)
+    assert called.code == 130
+    assert len(called.err.splitlines()) <= 1
     assert "Traceback" not in called.err
 
 

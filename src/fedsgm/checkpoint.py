@@ -138,9 +138,11 @@ def digest(tree: Any) -> str:
 
 
 def _leaves(settings: Any, name: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
+    """Nested settings by their dotted names; a thing's own name stands for its class."""
+    if isinstance(settings, list) and any(isinstance(item, dict) for item in settings):
+        settings = dict(enumerate(settings))
     if not isinstance(settings, dict):
-        return {name: settings}
+        return {name.removesuffix(".is"): settings}
     return {k: v for key, value in settings.items() for k, v in _leaves(value, f"{name}.{key}".strip(".")).items()}
 
 

@@ -39,7 +39,10 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # what typer raises for a wrong command has one
             raise
-        _stop(error.format_message(), 2)
+        message = error.format_message()
+        if not message:  # no command was given, and the help is printed
+            sys.exit(2)
+        _stop(message, 2)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -64,7 +67,9 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         given = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise SettingError(f"--config {path}: there is no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+    except IsADirectoryError:
+        raise SettingError(f"--config {path}: a folder, but it must be a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingError(f"--config {path}: not a TOML file ({error})") from None
     flags = {str(parameter.name) for parameter in context.command.params} - {"config", "help"}
     for key, value in given.items():
@@ -74,6 +79,9 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         if isinstance(value, (dict, list)):
             raise SettingError(f"--config {path}: {key} must be one value, not a table or a list")
     context.default_map = {key.replace("-", "_"): value for key, value in given.items()}
+    if len(context.default_map) < len(given):
+        twice = next(key for key in given if "_" in key and key.replace("_", "-") in given)
+        raise SettingError(f"--config {path}: {twice} is given twice, with a hyphen and with an underscore")
     return path
 
 
@@ -90,7 +98,10 @@ _COMPRESSOR = (
 
 @run.command("neyman-pearson")
 def neyman_pearson(
-    rule: Annotated[RuleName, _option(panel=_ALGORITHM, help="How violation becomes a direction.")] = RuleName.soft,
+    rule: Annotated[
+        RuleName,
+        _option(panel=_ALGORITHM, metavar="RULE", help=f"How violation becomes a direction: {', '.join(RuleName)}."),
+    ] = RuleName.soft,
     beta: Annotated[float, _option(panel=_ALGORITHM, help="Sharpness of the soft rule.")] = 40.0,
     rho: Annotated[float, _option(panel=_ALGORITHM, help="Weight of the penalty rule.")] = 1.0,
     dual_step: Annotated[float, _option(panel=_ALGORITHM, help="Multiplier step of the primal-dual rule.")] = 0.1,
@@ -149,6 +160,8 @@ def neyman_pearson(
         raise SettingError("--resume needs --checkpoint DIR, the folder to go on from")
     if radius is not None and box is not None:
         raise SettingError("--radius and --box: give one of them, X is a ball or a box")
+    for flag, folder in (("--out", out), ("--checkpoint", checkpoint)):
+        _check_folder(flag, folder)
 
     import fedsgm as fs
     from fedsgm.tasks import neyman_pearson as task
@@ -206,10 +219,22 @@ def show(
     print(f"\nPicture: {picture}")
 
 
+def _check_folder(flag: str, folder: Path | None) -> None:
+    """Refuse, before the run, a folder that cannot be made because a file is in its way."""
+    for path in () if folder is None else (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise SettingError(f"{flag} {folder}: {path} is a file, but a folder is needed there")
+
+
+def _toml(value: Any) -> str:
+    """JSON's strings, whole numbers and truth values are TOML; its infinite floats are not."""
+    return repr(value) if isinstance(value, float) else json.dumps(value)
+
+
 def _save(result: Any, out: Path, settings: dict[str, Any]) -> None:
     from fedsgm.files import write_atomically
 
-    lines = [f"{key.replace('_', '-')} = {json.dumps(value)}" for key, value in settings.items() if key != "task"]
+    lines = [f"{key.replace('_', '-')} = {_toml(value)}" for key, value in settings.items() if key != "task"]
     text = f"# fedsgm run {settings['task']} --config settings.toml\n" + "\n".join(lines) + "\n"
     write_atomically(out / "settings.toml", text.encode())
     result.save(out)
@@ -239,10 +264,15 @@ def _projection(radius: float | None, box: float | None) -> Callable[[Any], Any]
 
         return functools.partial(projection_l2_ball, scale=radius)
     if box is not None:
-        from optax.projections import projection_box
-
-        return functools.partial(projection_box, lower=-box, upper=box)
+        return functools.partial(_clip, limit=box)
     return None
+
+
+def _clip(params: Any, *, limit: float) -> Any:
+    """The projection onto the box; optax's wants bounds of the parameters' own structure."""
+    import jax
+
+    return jax.tree.map(lambda leaf: leaf.clip(-limit, limit), params)
 
 
 def parse_compressor(text: str, params: Any) -> Any:
@@ -250,9 +280,11 @@ def parse_compressor(text: str, params: Any) -> Any:
     import fedsgm as fs
 
     kind, _, argument = text.strip().lower().partition(":")
-    if kind == "layers":
-        return fs.Layerwise.of(parse_compressor(argument, params), params)
     wrong = SettingError(f"compressor {text!r}: write {_COMPRESSOR.split(';')[0]}")
+    if kind == "layers":
+        if not argument:
+            raise wrong
+        return fs.Layerwise.of(parse_compressor(argument, params), params)
     try:
         if kind in ("topk", "randk"):
             make = fs.TopK if kind == "topk" else fs.RandK

@@ -32,7 +32,7 @@ def plot(result: Result, path: Path) -> None:
             bound = result.bounds[name]
             axis.axhline(bound, color="red", linestyle=":", linewidth=1.6, label=f"bound {bound:g}")
             _limits(axis, result.history[name], bound)
-        elif np.nanmin(result.history[name]) > 0:
+        elif (result.history[name] > 0).any() and not (result.history[name] <= 0).any():
             axis.set_yscale("log")
         axis.legend(loc="upper right", frameon=False, fontsize=9)
     figure.suptitle(_title(result), fontsize=10)
@@ -62,7 +62,11 @@ def _limits(axis: Any, values: np.ndarray, bound: float) -> None:
 def _title(result: Result) -> str:
     algorithm, settings = result.settings["algorithm"], result.settings
     rule = algorithm["rule"]
-    details = "".join(f", {key} {value:g}" for key, value in rule.items() if key != "is")
+    details = "".join(
+        f", {key} {value:g}" if isinstance(value, float) else f", {key} {value}"
+        for key, value in rule.items()
+        if key != "is"
+    )
     participants = algorithm["participants"] or settings["clients"]
     return (
         f"FedSGM, {rule['is'].lower()} rule{details}: {participants} of {settings['clients']} clients, "

@@ -24,9 +24,9 @@ def table(result: Result) -> str:
 
 def _headline(result: Result) -> str:
     feasible, total = int(result.feasible.sum()), len(result.feasible)
-    diverged = int(np.isnan(result.values["train"]["objective"][0]).sum())
+    diverged = int(_diverged(result).sum())
     if diverged:
-        return f"NOT FEASIBLE: {_seeds(diverged, total)} diverged (not a number); take a smaller step size."
+        return f"NOT FEASIBLE: {_seeds(diverged, total)} diverged (not a finite number); take a smaller step size."
     if not result.bounds:
         return "NO CONSTRAINT: nothing to be feasible for."
     if feasible == total:
@@ -44,6 +44,12 @@ def _headline(result: Result) -> str:
         f"NOT FEASIBLE: the last parameters are over a bound for {_seeds(total - feasible, total)}, "
         f"by up to {excess[0].max():.2g}; {instead}."
     )
+
+
+def _diverged(result: Result) -> np.ndarray:
+    """The seeds that end with a value that is not finite."""
+    last = np.stack([rows[0] for rows in result.values["train"].values()])
+    return np.asarray(~np.isfinite(last).all(axis=0))
 
 
 def _seeds(some: int, total: int) -> str:
@@ -73,9 +79,9 @@ def _rounds(result: Result) -> list[str]:
     lines = []
     if result.bounds:
         excess = result.excess_history()[:, -RECENT:]
-        measured = int((~np.isnan(excess)).any(axis=0).sum())
-        if measured:
-            share, worst = np.nanmean(result.feasible_rounds), np.nanmax(excess)
+        measured = int(result.evaluated()[-RECENT:].sum())
+        if not np.isnan(excess).all():
+            share, worst = result.feasible_rounds.mean(), np.nanmax(excess)
             lines.append(
                 f"  rounds     {share:.0%} of the last {measured} evaluated rounds within every bound; "
                 f"the worst {'over by' if worst > 0 else 'within by'} {abs(worst):.2g}"
@@ -112,11 +118,11 @@ _TIPS = {
 
 def _advice(result: Result) -> list[str]:
     """What to try when the end of the run is not feasible."""
-    if not result.bounds or result.feasible.all() or np.isnan(result.values["train"]["objective"][0]).any():
+    if not result.bounds or result.feasible.all() or _diverged(result).any():
         return []
     algorithm = result.settings["algorithm"]
     rule = algorithm["rule"]["is"]
-    tips = [_TIPS[rule]]
+    tips = [_TIPS[rule]] if rule in _TIPS else ["another rule, for instance Soft, or more rounds"]
     if rule in ("Hard", "Soft") and result.history["weight"].mean() > 0.99:
         tips = ["nearly every round went to the constraint: run more rounds, or check that the bound can be met"]
     elif rule != "Unconstrained" and algorithm["participants"] not in (None, result.settings["clients"]):

@@ -51,10 +51,9 @@ class Result:
 
     @property
     def feasible_rounds(self) -> np.ndarray:
-        """The share of each seed's last 100 evaluated rounds that are within every bound."""
-        excess = self.excess_history()[:, -RECENT:]
-        measured = (~np.isnan(excess)).sum(axis=1)
-        return np.divide((excess <= 0).sum(axis=1), measured, out=np.full(len(excess), np.nan), where=measured > 0)
+        """Of each seed's last 100 rounds, those that were evaluated: the share that is within every bound."""
+        measured = self.evaluated()[-RECENT:].sum()
+        return (self.excess_history()[:, -RECENT:] <= 0).sum(axis=1) / measured
 
     @property
     def multiplier(self) -> np.ndarray:
@@ -117,12 +116,15 @@ class Result:
         folder = Path(folder)
         try:
             document = json.loads((folder / "result.json").read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise SettingError(f"{folder} is not a run: it has no result.json") from None
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise SettingError(f"{folder}/result.json is damaged: it is not JSON") from None
         if not isinstance(document, dict) or document.get("version") != VERSION:
             raise SettingError(f"{folder}/result.json is not of a run this fedsgm reads (format {VERSION})")
+        parts = ("values", "bounds", "settings", "params", "files")
+        if not all(isinstance(document.get(part), dict) for part in parts):
+            raise SettingError(f"{folder}/result.json is damaged: it lacks one of {', '.join(parts)}")
         files = {}
         for name, digest in document["files"].items():
             path = folder / name
@@ -142,6 +144,13 @@ class Result:
             **params,
         )
 
+    def evaluated(self) -> np.ndarray:
+        """Which rounds' true values were measured; what is not a number in them is a run that diverged."""
+        rounds, every = self.settings["rounds"], self.settings["evaluate_every"]
+        t = np.arange(1, rounds + 1)
+        wanted = (t == rounds) | ((t % every == 0) if every else False)
+        return wanted | ~np.isnan(self.history["objective"]).all(axis=0)
+
     def excess(self, part: str) -> np.ndarray:
         """The largest ``value - bound`` of every [kind, seed]; negative is within every bound."""
         return _excess(self.values[part], self.bounds)
@@ -152,8 +161,8 @@ class Result:
 
 
 def _excess(values: dict[str, np.ndarray], bounds: dict[str, float]) -> np.ndarray:
-    """In float32, as the run itself compares."""
-    like = np.where(np.isnan(values["objective"]), np.nan, -np.inf).astype(np.float32)
+    """In float32, as the run itself compares; NaN where the objective is not finite."""
+    like = np.where(np.isfinite(values["objective"]), -np.inf, np.nan).astype(np.float32)
     return np.max([like, *(values[name] - np.float32(bound) for name, bound in bounds.items())], axis=0)
 
 
@@ -176,25 +185,30 @@ def describe(thing: Any) -> Any:
 
 
 def _jsonable(value: Any) -> Any:
-    """NaN as null: JSON has none."""
+    """NaN as null and infinities as words: JSON has none."""
     if isinstance(value, list):
         return [_jsonable(item) for item in value]
-    return value if np.isfinite(value) else None
+    return None if np.isnan(value) else value if np.isfinite(value) else str(value)
 
 
 def _form(params: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
     """The nesting of params as JSON; their arrays go into ``arrays`` under the path in it."""
     if isinstance(params, dict):
-        return {"dict": {key: _form(value, f"{name}.{key}", arrays) for key, value in params.items()}}
+        return {"dict": {key: _form(value, f"{name}.{_escape(key)}", arrays) for key, value in params.items()}}
     if isinstance(params, (list, tuple)):
         kind = "list" if isinstance(params, list) else "tuple"
         return {kind: [_form(value, f"{name}.{i}", arrays) for i, value in enumerate(params)]}
     leaves = jax.tree.leaves(params)
     if len(leaves) == 1 and leaves[0] is params:
-        arrays[name] = np.ascontiguousarray(params)
+        arrays[name] = np.asarray(params, order="C")  # ascontiguousarray would give a scalar an axis
         return "array"
     named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
     return _form(named, name, arrays)  # a user's own node comes back as a dictionary of its arrays
+
+
+def _escape(key: Any) -> str:
+    """A key whose dots are not those between keys."""
+    return str(key).replace("~", "~0").replace(".", "~1")
 
 
 def _rebuild(form: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
@@ -202,7 +216,7 @@ def _rebuild(form: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
         return arrays[name]
     ((kind, inside),) = form.items()
     if kind == "dict":
-        return {key: _rebuild(value, f"{name}.{key}", arrays) for key, value in inside.items()}
+        return {key: _rebuild(value, f"{name}.{_escape(key)}", arrays) for key, value in inside.items()}
     items = [_rebuild(value, f"{name}.{i}", arrays) for i, value in enumerate(inside)]
     return items if kind == "list" else tuple(items)
 
@@ -236,8 +250,8 @@ def _from_parquet(data: bytes, seeds: int) -> dict[str, np.ndarray]:
     for name in table.column_names[2:]:
         column = table[name].combine_chunks()
         if pa.types.is_fixed_size_list(column.type):
-            values = column.flatten().to_numpy().reshape(seeds, -1, column.type.list_size)
+            values = column.flatten().to_numpy(zero_copy_only=False).reshape(seeds, -1, column.type.list_size)
         else:
-            values = column.to_numpy().reshape(seeds, -1)
+            values = column.to_numpy(zero_copy_only=False).reshape(seeds, -1)
         history[name] = values
     return history
