@@ -103,6 +103,14 @@ def test_soft_becomes_hard():
     np.testing.assert_array_equal(weights(Soft(1e30), away), weights(Hard(), away))
 
 
+def test_programs_of_different_rules_are_never_confused():
+    """Compiled programs are found by the structure of what they are given, which must tell the classes apart."""
+    rules = [Hard(), Soft(1.0), Penalty(1.0), PrimalDual(1.0), Unconstrained()]
+    structures = [jax.tree.structure(rule) for rule in rules]
+    for i, one in enumerate(structures):
+        assert [other == one for other in structures] == [j == i for j in range(len(rules))]
+
+
 def test_penalty():
     objective, constraint = weights(Penalty(2.5), VIOLATIONS)
     np.testing.assert_array_equal(constraint, [0, 0, 0, 0, 0, 0, 0, 2.5, 2.5, 2.5, 2.5, 2.5])

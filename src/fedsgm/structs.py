@@ -22,8 +22,30 @@ def static(*, default: Any = dataclasses.MISSING) -> Any:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
 def struct(cls: type[T]) -> type[T]:
-    """A frozen dataclass that is also a pytree."""
-    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+    """A frozen dataclass that is also a pytree.
+
+    The class is part of the static data: in JAX 0.10 the structures of two classes made by ``register_dataclass``
+    compare equal if their fields do, so that a compiled program of one could be taken for the other's.
+    """
+    made: Any = dataclasses.dataclass(frozen=True)(cls)
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for field in dataclasses.fields(made):
+        names[field.metadata.get("static", False)].append(field.name)
+    keys = [jax.tree_util.GetAttrKey(name) for name in names[False]]
+
+    def flatten(value: Any) -> tuple[list[Any], Any]:
+        fixed = (made, *(getattr(value, name) for name in names[True]))
+        return [getattr(value, name) for name in names[False]], fixed
+
+    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], Any]:
+        children, fixed = flatten(value)
+        return list(zip(keys, children, strict=True)), fixed
+
+    def unflatten(fixed: Any, children: Any) -> Any:
+        return made(**dict(zip(names[True], fixed[1:], strict=True)), **dict(zip(names[False], children, strict=True)))
+
+    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
+    return made
 
 
 def check_number(owner: str, name: str, value: Any, *, above: float | None = None, least: float | None = None) -> None:
