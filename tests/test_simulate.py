@@ -208,3 +208,27 @@ def test_progress_is_a_bar_when_a_person_watches(clients, problem, params, capsy
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     fs.simulate(fs.FedSGM(0.1), problem, clients, params, rounds=30)
     assert "30/30" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["", "here"])
+def test_the_compilation_cache_goes_where_the_user_says(monkeypatch, tmp_path, folder):
+    """FEDSGM_CACHE moves it; set to nothing, there is none."""
+    before = jax.config.jax_compilation_cache_dir
+    monkeypatch.setenv("FEDSGM_CACHE", folder and str(tmp_path / folder))
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        engine.use_compilation_cache()
+        assert jax.config.jax_compilation_cache_dir == (str(tmp_path / "here" / "compiled") if folder else None)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_a_compilation_cache_of_the_users_own_is_left_alone(monkeypatch, tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    monkeypatch.setenv("FEDSGM_CACHE", str(tmp_path))
+    try:
+        jax.config.update("jax_compilation_cache_dir", "/their/own")
+        engine.use_compilation_cache()
+        assert jax.config.jax_compilation_cache_dir == "/their/own"
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)

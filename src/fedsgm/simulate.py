@@ -130,8 +130,8 @@ def simulate(
             history.append(chunk)
             done = stop
             if checkpoint is not None and (done % checkpoint.every == 0 or done == rounds):
-                arrays = _pack(state, _join(history))
-                checkpoints.save(Path(checkpoint.directory), Saved(done, arrays, fingerprint))
+                history = [_join(history)]
+                checkpoints.save(Path(checkpoint.directory), Saved(done, _pack(state, history[0]), fingerprint))
             bar.update(done, **_shown(chunk))
 
         ends = np.stack([state.server.replica, _averages(state), state.best])
