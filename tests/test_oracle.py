@@ -59,7 +59,7 @@ def batches(purpose, size, counts):
 
 
 def algorithm_1(clients, w0, history, *, rule, local_steps, uplink, downlink, radius, batch_size, constraint_batch):
-    """Lines 1-37, one client after another, in float64.
+    """Lines 1-40, one client after another, in float64.
 
     Who takes part is the engine's draw. Its word is also taken on a hard switch that is nearer to the bound
     than float32 can tell (under 1e-6); everything else is worked out here.

@@ -8,7 +8,7 @@
                                                   aggregate(messages)     -> server, broadcast
      receive(w, broadcast)   -> w            <--
 
-Every function is pure and works on flat float32 vectors. An engine decides where they run; randomness is a
+Line numbers are those of the paper's listing, every line counted. Every function is pure and works on flat float32 vectors. An engine decides where they run; randomness is a
 function of (seed, round, client) alone, so every engine gives the same iterates.
 """
 
@@ -131,7 +131,7 @@ class FedSGM:
         return task.measure(w, data, jax.random.fold_in(key, 0), self.constraint_batch_size)
 
     def decide(self, task: Flat, rule: Any, statistics: Any) -> tuple[Direction, Any, Measured]:
-        """Server: the estimate of the constraint and the weights that follow from it (lines 4, 8-9, 11, 13)."""
+        """Server: the estimate of the constraint and the weights that follow from it (lines 4, 8-17)."""
         measured = task.task.combine(statistics, self.tolerance)
         direction, rule = self.rule.decide(measured.violation, rule)
         return Direction(direction.objective, direction.constraint, measured.guide), rule, measured
@@ -146,7 +146,7 @@ class FedSGM:
         memory: jax.Array | None,
         key: jax.Array,
     ) -> tuple[Message, jax.Array | None]:
-        """Client: E local steps from w_t, then the compressed sum of their directions (lines 6-25)."""
+        """Client: E local steps from w_t, then the compressed sum of their directions (lines 6-27)."""
 
         def step(tau: jax.Array, total: jax.Array) -> jax.Array:
             at = w - self.step_size * total
@@ -156,7 +156,7 @@ class FedSGM:
         return feedback.send(self.uplink, memory, total, jax.random.fold_in(key, 1))
 
     def aggregate(self, task: Flat, server: Server, messages: Message, key: jax.Array) -> tuple[Server, Message]:
-        """Server: one projected step along the mean message, and what is sent to all (lines 27-32, 36)."""
+        """Server: one projected step along the mean message, and what is sent to all (lines 29-34, 38)."""
         d = server.replica.shape[-1]
         mean = jnp.mean(jax.vmap(lambda message: self.uplink.decompress(message, d))(messages), axis=0)
         current = server.replica if server.model is None else server.model
@@ -166,7 +166,7 @@ class FedSGM:
         return Server(replica, None if server.model is None else model, server.rule), broadcast
 
     def receive(self, w: jax.Array, broadcast: Message) -> jax.Array:
-        """Client: the next model (line 34)."""
+        """Client: the next model (lines 35-36)."""
         return feedback.follow(self.downlink, w, broadcast)
 
 
