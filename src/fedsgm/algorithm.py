@@ -8,8 +8,9 @@
                                                   aggregate(messages)     -> server, broadcast
      receive(w, broadcast)   -> w            <--
 
-Line numbers are those of the paper's listing, every line counted. Every function is pure and works on flat float32 vectors. An engine decides where they run; randomness is a
-function of (seed, round, client) alone, so every engine gives the same iterates.
+Line numbers are those of the paper's listing, every line counted. Every function is pure and works on flat float32
+vectors. An engine decides where they run; randomness is a function of (seed, round, client) alone, so every engine
+gives the same iterates.
 """
 
 from __future__ import annotations
