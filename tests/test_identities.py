@@ -111,8 +111,10 @@ def by_hand(algorithm, problem, clients, w0, rounds, seed=0):
         who = [int(j) for j in algorithm.sample(keys.sampling, n)]
         own = [jax.tree.map(lambda leaf, j=j: leaf[j], data) for j in range(n)]
         w = server.replica
-        statistics = jnp.stack([measure(w, own[j], keys.client(j))[0] for j in who])
-        direction, rule, _ = algorithm.decide(task, server.rule, statistics)
+        statistics = jax.tree.map(
+            lambda *leaves: jnp.stack(leaves), *[measure(w, own[j], keys.client(j))[0] for j in who]
+        )
+        direction, rule, _ = algorithm.decide(task, server.rule, statistics, keys.server)
         messages = []
         before = list(memories)
         for j in who:

@@ -141,7 +141,7 @@ def test_mini_batches_are_unbiased(clients, problem, params):
     """Over many draws the mean of a client's batch values and gradients is its full-batch one."""
     data = jax.tree.map(lambda a: jnp.asarray(a[3]), problem.prepare(clients, params))
     keys = jax.random.split(jax.random.key(1), 20_000)
-    direction = fs.Direction(jnp.float32(0.4), jnp.float32(0.6), jnp.ones(1))
+    direction = fs.Direction(jnp.float32(0.4), jnp.float32(0.6), (jnp.ones(1), (None,)))
 
     def gradient(key, size):
         return problem.direction(params, direction, data, None, key, batch_size=size)

@@ -1,11 +1,12 @@
 """Constrained federated learning: minimise a loss over many clients, subject to constraints."""
 
+from fedsgm import fairness
 from fedsgm.algorithm import FedSGM
 from fedsgm.checkpoint import Checkpoint
 from fedsgm.compression import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, TopK
 from fedsgm.data import Clients, by, dirichlet, iid, split
 from fedsgm.errors import CheckpointError, ClientError, FedSGMError, SettingError
-from fedsgm.problem import Constraint, Mean, Problem
+from fedsgm.problem import Constraint, Mean, Problem, Statistic
 from fedsgm.result import Result
 from fedsgm.rules import Direction, Hard, Penalty, PrimalDual, Soft, Unconstrained
 from fedsgm.simulate import simulate
@@ -35,10 +36,12 @@ __all__ = [
     "ScaledSign",
     "SettingError",
     "Soft",
+    "Statistic",
     "TopK",
     "Unconstrained",
     "by",
     "dirichlet",
+    "fairness",
     "iid",
     "simulate",
     "split",

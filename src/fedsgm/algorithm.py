@@ -131,9 +131,9 @@ class FedSGM:
         """Client: the statistics of its constraints at w_t (line 3), and what the task keeps for the update."""
         return task.measure(w, data, jax.random.fold_in(key, 0), self.constraint_batch_size)
 
-    def decide(self, task: Flat, rule: Any, statistics: Any) -> tuple[Direction, Any, Measured]:
+    def decide(self, task: Flat, rule: Any, statistics: Any, key: jax.Array) -> tuple[Direction, Any, Measured]:
         """Server: the estimate of the constraint and the weights that follow from it (lines 4, 8-17)."""
-        measured = task.task.combine(statistics, self.tolerance)
+        measured = task.task.combine(statistics, self.tolerance, jax.random.fold_in(key, 0))
         direction, rule = self.rule.decide(measured.violation, rule)
         return Direction(direction.objective, direction.constraint, measured.guide), rule, measured
 
@@ -162,7 +162,7 @@ class FedSGM:
         mean = jnp.mean(jax.vmap(lambda message: self.uplink.decompress(message, d))(messages), axis=0)
         current = server.replica if server.model is None else server.model
         model = task.project(self.project, current - self.step_size * mean)
-        broadcast = feedback.broadcast(self.downlink, server.replica, model, key)
+        broadcast = feedback.broadcast(self.downlink, server.replica, model, jax.random.fold_in(key, 1))
         replica = self.receive(server.replica, broadcast)
         return Server(replica, None if server.model is None else model, server.rule), broadcast
 

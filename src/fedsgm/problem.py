@@ -47,12 +47,94 @@ class Mean:
     def label(self) -> str:
         return self.name or str(getattr(self.fn, "__name__", "constraint"))
 
+    # What the server and the client make of it; a Statistic answers the same four.
+
+    def pool(self, statistics: jax.Array) -> jax.Array:
+        """What the server makes of the participants' statistics."""
+        return jnp.mean(statistics, axis=0)
+
+    def measured(self, pooled: jax.Array) -> jax.Array:
+        """The number that is compared with the bound."""
+        return pooled
+
+    def guide(self, pooled: jax.Array, participants: int) -> None:
+        """What a client must be told to form its gradient."""
+        return
+
+    def local(self, value: jax.Array, guide: None) -> jax.Array:
+        """The number whose gradient a client follows."""
+        return value
+
+
+@struct
+class Statistic:
+    """A number that is no mean over clients, such as a difference of rates over everybody.
+
+    ``sums(params, example)`` gives one example's contributions, a pytree of numbers; they are added over a
+    client's examples and over the participants, and ``value(total)`` is the quantity. Where it is undefined, as
+    the rate of a group that no participant has, ``value`` is NaN and the round passes this constraint over.
+
+    Args:
+        gradient: ``"linearized"``: the server sends the derivative of ``value`` at the participants' total, so that
+            the mean of the clients' gradients is exactly the gradient of the pooled value at E = 1. ``"local"`` is
+            the paper's reading: each client descends the value of its own sums.
+        switch_on: another function of the total that is reported, compared with the bound and switched on, while the
+            gradient is that of ``value``: a true rate beside its smooth surrogate.
+        members: the counts in the total that must not be zero over all clients, so that a group that nobody has
+            is found before the run.
+    """
+
+    sums: Callable[[Any, Any], Any] = static()
+    value: Callable[[Any], jax.Array] = static()
+    name: str | None = static(default=None)
+    gradient: str = static(default="linearized")
+    switch_on: Callable[[Any], jax.Array] | None = static(default=None)
+    members: Callable[[Any], jax.Array] | None = static(default=None)
+
+    def __post_init__(self) -> None:
+        for name in ("sums", "value", "switch_on", "members"):
+            given = getattr(self, name)
+            if not callable(given) and not (given is None and name in ("switch_on", "members")):
+                raise SettingError(f"Statistic: {name}={given!r}, but it must be a function")
+        if self.gradient not in ("linearized", "local"):
+            raise SettingError(f"Statistic: gradient={self.gradient!r}, but it must be 'linearized' or 'local'")
+
+    def __le__(self, bound: float) -> Constraint:
+        return Constraint(self, bound)
+
+    @property
+    def label(self) -> str:
+        return self.name or str(getattr(self.value, "__name__", "constraint"))
+
+    def pool(self, statistics: Any) -> Any:
+        return jax.tree.map(lambda a: jnp.sum(a, axis=0), statistics)
+
+    def measured(self, total: Any) -> jax.Array:
+        return (self.switch_on or self.value)(total)
+
+    def guide(self, total: Any, participants: int) -> Any:
+        """The derivative of the value at the total, times m: the server takes a mean of m messages."""
+        if self.gradient == "local":
+            return None
+        slope = jax.grad(self.value)(total)
+        return jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), participants * a, 0), slope)
+
+    def local(self, sums: Any, guide: Any) -> jax.Array:
+        if self.gradient == "linearized":
+            products = jax.tree.map(lambda a, b: jnp.sum(a * b), guide, sums)
+            return jnp.sum(jnp.stack(jax.tree.leaves(products)))
+        own = self.value(sums)
+        return jnp.where(jnp.isnan(own), 0.0, own)
+
+
+Quantity = Mean | Statistic
+
 
 @struct
 class Constraint:
     """``quantity <= bound``; a violation is measured in units of ``scale``."""
 
-    quantity: Mean
+    quantity: Quantity
     bound: float
     scale: float = 1.0
 
@@ -69,8 +151,8 @@ class Constraint:
 class Examples:
     """One client's examples (in the engine: all clients', with a leading axis).
 
-    ``weights`` has one row for the objective and one for each constraint: 1/count on the examples that
-    the quantity averages over, 0 on the rest and on padding. So every mean is a weighted sum.
+    ``weights`` has one row for the objective and one for each constraint. A mean's is 1/count on the examples that
+    it averages over, a statistic's is 1, and both are 0 on padding. So every quantity is a weighted sum.
     """
 
     examples: Any
@@ -104,7 +186,7 @@ class Task(Protocol):
 
     def measure(self, params: Any, data: Any, key: jax.Array, *, batch_size: int | None) -> tuple[Any, Any]: ...
 
-    def combine(self, statistics: Any, tolerance: Any) -> Measured: ...
+    def combine(self, statistics: Any, tolerance: Any, key: jax.Array) -> Measured: ...
 
     def direction(
         self, params: Any, direction: Direction, data: Any, kept: Any, key: jax.Array, *, batch_size: int | None
@@ -115,9 +197,16 @@ class Task(Protocol):
     def summarise(self, evaluations: Any) -> tuple[dict[str, jax.Array], jax.Array]: ...
 
 
+FOLLOW = ("largest", "random", "sum")
+
+
 @struct
 class Problem:
     """Minimise ``objective`` subject to ``constraints``, over clients whose data stays where it is.
+
+    ``follow`` says which gradient a constraint step takes when there are several: that of the ``"largest"``
+    violation, of a ``"random"`` one of the violated, or the ``"sum"`` of the violated. Where none is violated
+    (a soft rule mixes before that), it is the one nearest to its bound.
 
     >>> import fedsgm as fs
     >>> loss = lambda w, example: (w - example["a"]) ** 2
@@ -127,17 +216,20 @@ class Problem:
 
     objective: Mean
     constraints: Sequence[Constraint] = ()
+    follow: str = static(default="largest")
 
     def __post_init__(self) -> None:
+        if self.follow not in FOLLOW:
+            raise SettingError(f"Problem: follow={self.follow!r}, but it must be one of {', '.join(FOLLOW)}")
         if callable(self.objective):
             object.__setattr__(self, "objective", Mean(self.objective))
         if not isinstance(self.constraints, (list, tuple, Constraint)):
             return  # JAX rebuilds structs with objects of its own
         given = [self.constraints] if isinstance(self.constraints, Constraint) else self.constraints
         object.__setattr__(self, "constraints", tuple(given))
-        named = [c.name for c in self.constraints if isinstance(c, Constraint) and isinstance(c.quantity, Mean)]
+        named = [c.name for c in self.constraints if isinstance(c, Constraint) and isinstance(c.quantity, Quantity)]
         for constraint in self.constraints:
-            if isinstance(constraint, (Mean, bool, str)) or callable(constraint):
+            if isinstance(constraint, (Quantity, bool, str)) or callable(constraint):
                 raise SettingError("Problem: a constraint is quantity <= bound, for instance Mean(loss) <= 0.05")
         for i, name in enumerate(named):
             if name in RESERVED or name in named[:i]:
@@ -153,7 +245,7 @@ class Problem:
         return {constraint.name: constraint.bound for constraint in self.constraints}
 
     @property
-    def quantities(self) -> tuple[Mean, ...]:
+    def quantities(self) -> tuple[Quantity, ...]:
         return (self.objective, *(constraint.quantity for constraint in self.constraints))
 
     def prepare(self, clients: Clients, params: Any, *, owner: str = "client") -> Examples:
@@ -164,13 +256,11 @@ class Problem:
         present = np.arange(clients.longest) < clients.counts[:, None]
         weights = []
         for quantity, label in zip(self.quantities, labels, strict=True):
-            out = jax.eval_shape(quantity.fn, params, example)
-            shape = getattr(out, "shape", None)
-            if shape != () or not jnp.issubdtype(out.dtype, jnp.floating):
-                got = f"a {type(out).__name__}" if shape is None else f"shape {shape}" if shape else f"type {out.dtype}"
-                raise SettingError(
-                    f"{label}: its function must return one floating-point number per example, but it returned {got}"
-                )
+            if isinstance(quantity, Statistic):
+                _check_statistic(quantity, clients, params, label, owner)
+                weights.append(present.astype(np.float32))
+                continue
+            _check_scalar(jax.eval_shape(quantity.fn, params, example), f"{label}: its function", "per example")
             chosen = present & _select(quantity.where, clients.examples, label)
             sizes = chosen.sum(axis=1)
             if not sizes.all():
@@ -193,25 +283,29 @@ class Problem:
         if not isinstance(self.constraints, tuple):
             raise SettingError("Problem: constraints must be a list of constraints, each quantity <= bound")
         for constraint in self.constraints:
-            if not isinstance(constraint, Constraint) or not isinstance(constraint.quantity, Mean):
+            if not isinstance(constraint, Constraint) or not isinstance(constraint.quantity, Quantity):
                 raise SettingError("Problem: a constraint is quantity <= bound, for instance Mean(loss) <= 0.05")
 
     def measure(
         self, params: Any, data: Examples, key: jax.Array, *, batch_size: int | None = None
-    ) -> tuple[jax.Array, None]:
-        """The client's own constraint values, g_j(w); nothing is kept for the update that follows."""
-        values = self._values(params, data.batch(batch_size, key), range(1, len(self.quantities)))
-        return jnp.stack(values) if values else jnp.zeros(0), None
+    ) -> tuple[tuple[Any, ...], None]:
+        """The client's own statistics of each constraint, g_j(w); nothing is kept for the update that follows."""
+        return self._statistics(params, data.batch(batch_size, key), range(1, len(self.quantities))), None
 
-    def combine(self, statistics: jax.Array, tolerance: Any) -> Measured:
-        """The participants' mean of each constraint, and the largest violation, whose gradient is followed."""
+    def combine(self, statistics: tuple[Any, ...], tolerance: Any, key: jax.Array) -> Measured:
+        """The participants' estimate of each constraint, the largest violation, and what clients follow."""
         if not self.constraints:
             none = jnp.float32(-jnp.inf)
-            return Measured(none, jnp.zeros(0), {"estimate": jnp.float32(jnp.nan)})
-        estimates = jnp.mean(statistics, axis=0)
+            return Measured(none, (jnp.zeros(0), ()), {"estimate": jnp.float32(jnp.nan)})
+        participants = jax.tree.leaves(statistics)[0].shape[0]
+        quantities = self.quantities[1:]
+        pooled = [q.pool(s) for q, s in zip(quantities, statistics, strict=True)]
+        estimates = jnp.stack([q.measured(p) for q, p in zip(quantities, pooled, strict=True)])
         violations = self._violations(estimates, tolerance)
-        active = jax.nn.one_hot(jnp.argmax(violations), len(self.constraints))
-        return Measured(jnp.max(violations), active, {"estimate": active @ estimates})
+        violations = jnp.where(jnp.isnan(violations), -jnp.inf, violations)
+        worst = jnp.argmax(violations)
+        guides = tuple(q.guide(p, participants) for q, p in zip(quantities, pooled, strict=True))
+        return Measured(violations[worst], (self._active(violations, key), guides), {"estimate": estimates[worst]})
 
     def direction(
         self,
@@ -225,39 +319,95 @@ class Problem:
     ) -> Any:
         """The gradient of ``objective * f_j + constraint * g_j`` on the client's own data."""
         data = data.batch(batch_size, key)
-        scales = jnp.stack([direction.objective, *(direction.constraint * direction.guide)])
+        active, guides = direction.guide
+        scales = jnp.stack([direction.objective, *(direction.constraint * active)])
 
         def mixed(params: Any) -> jax.Array:
-            return jnp.stack(self._values(params, data, range(len(self.quantities)))) @ scales
+            statistics = self._statistics(params, data, range(len(self.quantities)))
+            terms = zip(self.quantities, statistics, (None, *guides), strict=True)
+            return jnp.stack([quantity.local(own, guide) for quantity, own, guide in terms]) @ scales
 
         return jax.grad(mixed)(params)
 
-    def evaluate(self, params: Any, data: Examples, key: jax.Array) -> jax.Array:
-        """The client's objective and constraints on all its examples."""
-        return jnp.stack(self._values(params, data, range(len(self.quantities))))
+    def evaluate(self, params: Any, data: Examples, key: jax.Array) -> tuple[Any, ...]:
+        """The client's statistics of the objective and the constraints, on all its examples."""
+        return self._statistics(params, data, range(len(self.quantities)))
 
-    def summarise(self, evaluations: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+    def summarise(self, evaluations: tuple[Any, ...]) -> tuple[dict[str, jax.Array], jax.Array]:
         """The values over all clients by name, and the largest violation of a bound (no tolerance)."""
-        values = jnp.mean(evaluations, axis=0)
-        violations = self._violations(values[1:], 0.0)
-        worst = jnp.max(violations, initial=-jnp.inf)
+        values = jnp.stack([q.measured(q.pool(s)) for q, s in zip(self.quantities, evaluations, strict=True)])
+        worst = jnp.max(self._violations(values[1:], 0.0), initial=-jnp.inf)
         return dict(zip(("objective", *self.names), values, strict=True)), worst
+
+    def _active(self, violations: jax.Array, key: jax.Array) -> jax.Array:
+        """The weights of the constraints' gradients in a constraint step."""
+        largest = jax.nn.one_hot(jnp.argmax(violations), len(self.constraints))
+        violated = violations > 0
+        if self.follow == "largest":
+            return largest
+        if self.follow == "random":
+            draw = jax.random.uniform(key, violations.shape) * violated
+            chosen = jax.nn.one_hot(jnp.argmax(draw), len(self.constraints))
+        else:
+            chosen = violated.astype(jnp.float32)
+        return jnp.where(jnp.any(violated), chosen, largest)
 
     def _violations(self, values: jax.Array, tolerance: Any) -> jax.Array:
         bounds = jnp.array([c.bound for c in self.constraints], jnp.float32)
         scales = jnp.array([c.scale for c in self.constraints], jnp.float32)
         return (values - bounds - tolerance) / scales
 
-    def _values(self, params: Any, data: Examples, which: Sequence[int]) -> list[jax.Array]:
-        """Weighted sums; quantities that share a function share its evaluation, and so its gradient."""
-        values: dict[int, jax.Array] = {}
-        for fn in dict.fromkeys(self.quantities[i].fn for i in which):
+    def _statistics(self, params: Any, data: Examples, which: Sequence[int]) -> tuple[Any, ...]:
+        """Weighted sums; means that share a function share its evaluation, and so its gradient."""
+        over_examples = (None, 0)
+        means: dict[PerExample, list[int]] = {}
+        found: dict[int, Any] = {}
+        for i in which:
+            quantity = self.quantities[i]
+            if isinstance(quantity, Mean):
+                means.setdefault(quantity.fn, []).append(i)
+            else:
+                each = jax.vmap(quantity.sums, over_examples)(params, data.examples)
+                found[i] = jax.tree.map(lambda a, i=i: jnp.tensordot(data.weights[i], a, 1), each)
+        for fn, sharing in means.items():
             # One product for all of them: as separate sums XLA fuses fn into each, and computes it once for each.
-            sharing = [i for i in which if self.quantities[i].fn is fn]
             weights = data.weights if len(sharing) == len(self.quantities) else data.weights[np.array(sharing)]
-            sums = weights @ jax.vmap(fn, in_axes=(None, 0))(params, data.examples)
-            values |= zip(sharing, sums, strict=True)
-        return [values[i] for i in which]
+            found |= zip(sharing, weights @ jax.vmap(fn, over_examples)(params, data.examples), strict=True)
+        return tuple(found[i] for i in which)
+
+
+def _check_scalar(out: Any, what: str, per: str) -> None:
+    shape = getattr(out, "shape", None)
+    if shape != () or not jnp.issubdtype(out.dtype, jnp.floating):
+        got = f"a {type(out).__name__}" if shape is None else f"shape {shape}" if shape else f"type {out.dtype}"
+        raise SettingError(f"{what} must return one floating-point number {per}, but it returned {got}")
+
+
+def _check_statistic(quantity: Statistic, clients: Clients, params: Any, label: str, owner: str) -> None:
+    """The functions fit each other, and over all clients the value is defined where the run starts."""
+
+    def pooled(params: Any, examples: Any, present: Any) -> Any:
+        each = jax.vmap(jax.vmap(quantity.sums, (None, 0)), (None, 0))(params, examples)
+        return jax.tree.map(lambda a: jnp.tensordot(present, a.astype(jnp.float32), 2), each)
+
+    present = (np.arange(clients.longest) < clients.counts[:, None]).astype(np.float32)
+    shapes = jax.eval_shape(pooled, params, clients.examples, present)
+    for name in ("value", "switch_on"):
+        function = getattr(quantity, name)
+        if function is not None:
+            _check_scalar(jax.eval_shape(function, shapes), f"{label}: its {name}", "for the total")
+    total = jax.jit(pooled)(params, clients.examples, present)
+    who = "no client" if owner == "client" else owner
+    if quantity.members is not None:
+        counts = np.asarray(quantity.members(total))
+        if not (counts > 0).all():
+            group = ", ".join(map(str, np.argwhere(counts <= 0)[0]))
+            has = "has" if owner == "client" else "does not have"
+            raise SettingError(
+                f"{who} {has} an example of group {group}, which {label} compares; drop the group or add data"
+            )
+    if not np.isfinite(float(quantity.measured(total))):
+        raise SettingError(f"{label} is not a number over all data at the starting parameters; check its functions")
 
 
 def _select(where: Callable[[Any], Any] | None, examples: Any, label: str) -> np.ndarray:

@@ -269,7 +269,7 @@ def _round(
         return algorithm.measure(task, w, data, key)
 
     statistics, kept = each(measure, who, t, theirs, draw.clients)
-    direction, rule, measured = algorithm.decide(task, server.rule, statistics)
+    direction, rule, measured = algorithm.decide(task, server.rule, statistics, draw.server)
 
     def local_update(data: Any, kept: Any, memory: Any, key: jax.Array) -> Any:
         return algorithm.local_update(task, w, direction, data, kept, memory, key)
@@ -365,7 +365,7 @@ def _traffic(algorithm: FedSGM, task: Flat, data: Any, n: int) -> tuple[int, int
         w, key = jnp.zeros(d), jax.random.key(0)
         statistics, _ = algorithm.measure(task, w, one, key)
         stacked = jax.tree.map(lambda a: a[None], statistics)
-        direction, _, _ = algorithm.decide(task, algorithm.rule.init(), stacked)
+        direction, _, _ = algorithm.decide(task, algorithm.rule.init(), stacked, key)
         return statistics, direction, algorithm.uplink.compress(w, key), algorithm.downlink.compress(w, key)
 
     first = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), data)
