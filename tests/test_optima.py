@@ -87,6 +87,14 @@ def quadratic():
     )
 
 
+def quadratic_from_inside():
+    """The same from a start within the bound, where only steps on the objective lead to the optimum."""
+    known = quadratic()
+    inside = dataclasses.replace(known, start=-known.start)
+    assert inside.constraint(inside.start) < inside.bound
+    return inside
+
+
 @functools.cache
 def neyman_pearson():
     """Logistic loss of two overlapping classes over a ball; the optimum comes from SciPy.
@@ -175,7 +183,7 @@ def theory(known, setting, q):
 
 @pytest.mark.parametrize("rule", ["hard", "soft"])
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("make", [quadratic, neyman_pearson])
+@pytest.mark.parametrize("make", [quadratic, quadratic_from_inside, neyman_pearson])
 def test_the_average_is_an_epsilon_solution(make, setting, rule):
     """Soft needs twice the main term (its proof); with sampled clients the paper has no theorem for it, and hard's
     sampling terms are used."""
