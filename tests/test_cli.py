@@ -20,7 +20,7 @@ import pytest
 import typer
 
 import fedsgm
-from fedsgm import cli, progress, wire
+from fedsgm import cli, flags, progress, wire
 
 RUN = ("run", "neyman-pearson")
 TINY = ("--rounds", "5", "--clients", "4", "--participants", "2", "--seeds", "1", "--no-progress")
@@ -337,7 +337,7 @@ COMPRESSORS = {
 @pytest.mark.parametrize("spelling", COMPRESSORS)
 def test_compressors(spelling):
     """What a spelling means, and that it costs what it should."""
-    compressor = cli.parse_compressor(spelling, {"w": np.zeros(30, np.float32), "b": np.zeros((), np.float32)})
+    compressor = flags.parse_compressor(spelling, {"w": np.zeros(30, np.float32), "b": np.zeros((), np.float32)})
     assert fedsgm.result.describe(compressor) == COMPRESSORS[spelling][0]
     message = compressor.compress(jax.numpy.arange(D, dtype=np.float32), jax.random.key(0))
     assert wire.nbytes(message) == COMPRESSORS[spelling][1]
@@ -361,14 +361,14 @@ def test_uplink_and_downlink(up, down, tmp_path):
 
 def test_every_compressor_in_the_help_is_tried():
     """The kinds that the help names, whatever their numbers."""
-    named = set(re.findall(r"\b(none|topk|randk|float\d+|int\d|sign|natural|layers)\b", cli._COMPRESSOR))
+    named = set(re.findall(r"\b(none|topk|randk|float\d+|int\d|sign|natural|layers)\b", flags._COMPRESSOR))
     tried = {part for spelling in COMPRESSORS for part in re.split("[:=]", spelling)}
     assert named <= tried
 
 
 def test_compressors_may_be_spelled_in_capitals():
     params = {"w": np.zeros(3)}
-    assert cli.parse_compressor(" TopK:0.5 ", params) == cli.parse_compressor("topk:0.5", params)
+    assert flags.parse_compressor(" TopK:0.5 ", params) == flags.parse_compressor("topk:0.5", params)
 
 
 def test_the_step_is_proportional_to_the_step_size(tmp_path):

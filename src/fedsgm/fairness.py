@@ -1,6 +1,6 @@
 """Ready-made constraints: fairness between groups, and the loss or the error rate of a class.
 
-Each is a few lines over :class:`Statistic` or :class:`Mean`, to be compared with a bound:
+Each is a few lines over :class:`Statistic`, to be compared with a bound:
 
     demographic_parity(score, by="sex", groups=2) <= 0.05
 
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fedsgm.errors import SettingError
-from fedsgm.problem import Mean, PerExample, Statistic
+from fedsgm.problem import PerExample, Statistic
 from fedsgm.structs import check_count
 
 
@@ -92,9 +92,19 @@ def worst_group_loss(
     return _over_groups(name or "worst_group_loss", loss, by, groups, _largest, gradient)
 
 
-def class_loss(loss: PerExample, *, label: int, target: str = "y", name: str | None = None) -> Mean:
-    """Neyman-Pearson: the mean loss of one class."""
-    return Mean(loss, where=lambda example: example[target] == label, name=name or f"class_loss_{label}")
+def class_loss(loss: PerExample, *, label: int, target: str = "y", name: str | None = None) -> Statistic:
+    """Neyman-Pearson: the mean loss of one class, over all its examples wherever they are."""
+
+    def sums(params: Any, example: Any) -> dict[str, jax.Array]:
+        member = jnp.float32(example[target] == label)
+        return {"count": member, "loss": member * loss(params, example)}
+
+    return Statistic(
+        sums,
+        lambda total: _ratio(total["loss"], total["count"]),
+        name=name or f"class_loss_{label}",
+        members=lambda total: total["count"],
+    )
 
 
 def error_rate(

@@ -12,23 +12,14 @@ import numpy as np
 
 from fedsgm.data import Clients, iid, split
 from fedsgm.data.breast_cancer import breast_cancer
+from fedsgm.models import cross_entropy
 from fedsgm.problem import Mean, Problem
 from fedsgm.structs import check_count
 
 
 def logistic_loss(params: Any, example: Any) -> jax.Array:
     """phi(w; (x, y)) = log(1 + exp(z)) - y z with z = <w, x> + b."""
-    z = example["x"] @ params["w"] + params["b"]
-    return _softplus(z) - example["y"] * z
-
-
-@jax.custom_jvp
-def _softplus(z: jax.Array) -> jax.Array:
-    """log(1 + exp(z)), whose derivative in JAX takes a logarithm and two exponentials; a sigmoid is enough."""
-    return jax.nn.softplus(z)
-
-
-_softplus.defjvps(lambda tangent, _, z: tangent * jax.nn.sigmoid(z))
+    return cross_entropy(example["x"] @ params["w"] + params["b"], example["y"])
 
 
 def majority(example: Any) -> jax.Array:
