@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 
 from fedsgm.errors import FedSGMError, SettingError
 from fedsgm.flags import PROBLEM, RunFlags, option, with_run_flags
+from fedsgm.grammar import OF_CLASS, OF_GROUPS
 
 app = typer.Typer(
     add_completion=False,
@@ -125,8 +127,117 @@ def _widths(text: str) -> tuple[int, ...]:
 def _run(flags: RunFlags, task: str, settings: dict[str, Any], problem: Any, *data: Any) -> int:
     result = flags.simulate(problem, *data)
     print(result.verdict(), flush=True)
-    _save(result, flags.out, {"task": task, **settings, **flags.settings()})
+    _save(result, flags.out, f"run {task}", settings | flags.settings())
     return 3 if flags.require_feasible and not result.feasible.all() else 0
+
+
+_CONSTRAINTS = (
+    'Such as "demographic_parity(sex) <= 0.05" or "error_rate(income == \'>50K\') <= 0.2"; may be given again. '
+    f"Kinds: {', '.join((*OF_GROUPS, *OF_CLASS))}."
+)
+
+
+class ModelName(StrEnum):
+    logistic = "logistic"
+    mlp = "mlp"
+
+
+@app.command()
+@with_run_flags(
+    without=("seeds",),
+    seeds=None,
+    step_size=0.1,
+    local_steps=2,
+    batch_size=128,
+    evaluate_every=10,
+    out=Path("runs/fit"),
+)
+def fit(
+    flags: RunFlags,
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="CSV or Parquet file, one example a row.")],
+    target: Annotated[str, option(panel=PROBLEM, help="Column to predict; it must have two values.")],
+    constraint: Annotated[list[str] | None, option(panel=PROBLEM, help=_CONSTRAINTS)] = None,
+    client_by: Annotated[str | None, option(panel=PROBLEM, help="Column whose values are the clients.")] = None,
+    clients: Annotated[int, option(panel=PROBLEM, help="Without --client-by: equal random shares, so many.")] = 10,
+    model: Annotated[ModelName, option(panel=PROBLEM, metavar="MODEL", help="logistic or mlp.")] = ModelName.logistic,
+    hidden: Annotated[
+        str, option(panel=PROBLEM, help="Widths of the mlp's hidden layers, such as 64 or 64,32.")
+    ] = "64",
+    drop: Annotated[
+        list[str] | None, option(panel=PROBLEM, help="Column that is no feature; may be given again.")
+    ] = None,
+    positive: Annotated[
+        str | None, option(panel=PROBLEM, help="The target's positive value; the last in sorted order unless told.")
+    ] = None,
+    test_fraction: Annotated[float, option(panel=PROBLEM, help="Share of the rows that is held out.")] = 0.2,
+) -> int:
+    """Train a constrained model on your own table, over clients; apply it with fedsgm predict.
+
+    Missing values and categories are handled; the sensitive columns stay features unless dropped. The run folder
+    gets model.json beside what every run has.
+    """
+    settings = {
+        "target": target,
+        "constraint": constraint or [],
+        "client_by": client_by,
+        "clients": clients,
+        "model": model.value,
+        "hidden": hidden,
+        "drop": drop or [],
+        "positive": positive,
+        "test_fraction": test_fraction,
+    }
+    from fedsgm import grammar, tabular
+    from fedsgm.data.table import read_table
+    from fedsgm.models import MLP
+
+    wanted = [grammar.parse(text) for text in constraint or []]
+    net = MLP(_widths(hidden) if model is ModelName.mlp else ())
+    prepared = tabular.prepare(
+        read_table(table),
+        target=target,
+        wanted=wanted,
+        client_by=client_by,
+        clients=clients,
+        drop=drop or [],
+        positive=positive,
+        test_fraction=test_fraction,
+        seed=flags.seed,
+    )
+    problem = tabular.make_problem(net, wanted, prepared, target)
+    for note in prepared.notes:
+        print(f"note: {note}", file=sys.stderr)
+    params = net.init(len(prepared.encoder.features), seed=flags.seed)
+    result = flags.simulate(problem, prepared.clients, params, prepared.test)
+    print(result.verdict(), flush=True)
+    kind = result.choose()
+    trained = tabular.TableModel(prepared.encoder, net, getattr(result, kind), target, prepared.classes)
+    print(f"\nModel: {tabular.describe(trained, kind, result, prepared)}")
+    kept = {name: value for name, value in settings.items() if value is not None}
+    _save(result, flags.out, f"fit {table}", kept | flags.settings())
+    trained.save(flags.out, kind)
+    print(f"Apply it: fedsgm predict {flags.out} NEW.csv")
+    return 3 if flags.require_feasible and not tabular.meets(result, kind) else 0
+
+
+@app.command()
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder that fedsgm fit wrote.")],
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="CSV or Parquet file of new rows.")],
+    out: Annotated[
+        Path | None, typer.Option(help="File for the predictions, .csv or .parquet; standard output unless told.")
+    ] = None,
+) -> None:
+    """Predict for new rows: the class, and the probability of the positive one, in a table of two columns."""
+    from fedsgm import tabular
+    from fedsgm.data.table import read_table
+
+    trained = tabular.TableModel.load(folder)
+    rows = read_table(table)
+    tabular.write_predictions(trained, rows, out)
+    for name, count in trained.encoder.unseen(rows).items():
+        which = "1 row has a value" if count == 1 else f"{count} rows have values"
+        print(f"note: {which} of {name!r} that training did not have; treated as no category", file=sys.stderr)
 
 
 @app.command()
@@ -152,11 +263,11 @@ def _toml(value: Any) -> str:
     return repr(value) if isinstance(value, float) else json.dumps(value)
 
 
-def _save(result: Any, out: Path, settings: dict[str, Any]) -> None:
+def _save(result: Any, out: Path, command: str, settings: dict[str, Any]) -> None:
     from fedsgm.files import write_atomically
 
-    lines = [f"{key.replace('_', '-')} = {_toml(value)}" for key, value in settings.items() if key != "task"]
-    text = f"# fedsgm run {settings['task']} --config settings.toml\n" + "\n".join(lines) + "\n"
+    lines = [f"{key.replace('_', '-')} = {_toml(value)}" for key, value in settings.items()]
+    text = f"# fedsgm {command} --config settings.toml\n" + "\n".join(lines) + "\n"
     write_atomically(out / "settings.toml", text.encode())
     result.save(out)
     result.plot(out / "history.png")

@@ -62,6 +62,12 @@ class Result:
         rest = (1 - weight).sum(axis=1)
         return np.divide(weight.sum(axis=1), rest, out=np.full(len(weight), np.inf), where=rest > 0)
 
+    def choose(self, seed: int = 0) -> str:
+        """Which parameters of a seed to use: the last, unless they are over a bound and an earlier iterate is not."""
+        if self.feasible[seed] or np.isnan(self.values["train"]["objective"][2, seed]):
+            return "last"
+        return "best_feasible"
+
     def verdict(self) -> str:
         """Feasible or not, first; then by how much, the objective, the rounds and the bytes."""
         from fedsgm.report import verdict
