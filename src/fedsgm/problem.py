@@ -19,7 +19,10 @@ from fedsgm.rules import Direction
 from fedsgm.structs import check_number, static, struct
 
 PerExample = Callable[[Any, Any], jax.Array]
-RESERVED = ("objective", "estimate", "violation", "weight", "participants", "bytes_up", "bytes_down", "seed", "round")
+RESERVED = (
+    *("objective", "estimate", "violation", "weight", "multiplier", "participants"),
+    *("bytes_up", "bytes_down", "seed", "round"),
+)
 
 
 @struct

@@ -85,19 +85,27 @@ class Penalty:
 
 @struct
 class PrimalDual:
-    """A multiplier on the server, raised by ``step * violation`` each round and kept at zero or above."""
+    """A multiplier on the server, raised by ``step * violation`` each round and kept at zero or above.
+
+    With ``augment`` above zero it is the augmented Lagrangian: the constraint's weight is the multiplier plus
+    ``augment`` times the violation, which damps the multiplier's swings. A round that cannot tell the violation leaves
+    the multiplier as it is.
+    """
 
     step: float
+    augment: float = 0.0
 
     def __post_init__(self) -> None:
         check_number("PrimalDual", "step", self.step, above=0)
+        check_number("PrimalDual", "augment", self.augment, least=0)
 
     def init(self) -> float:
         return 0.0
 
     def decide(self, violation: jax.Array, state: jax.Array) -> tuple[Direction, jax.Array]:
-        multiplier = jnp.maximum(0, state + self.step * violation)
-        return Direction(jnp.float32(1), multiplier), multiplier
+        known = jnp.where(jnp.isfinite(violation), violation, 0)
+        multiplier = jnp.maximum(0, state + self.step * known)
+        return Direction(jnp.float32(1), jnp.maximum(0, multiplier + self.augment * known)), multiplier
 
 
 @struct

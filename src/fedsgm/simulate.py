@@ -278,6 +278,8 @@ def _round(
     server, _ = algorithm.aggregate(task, Server(w, server.model, rule), messages, draw.server)
 
     info = {"violation": measured.violation, "weight": direction.constraint, "participants": who, **measured.report}
+    if rule is not None:  # of the rules, those that carry a multiplier have a state
+        info["multiplier"] = rule
     values, worst = _true_values(task, data, server.replica, t, rounds, n, evaluate_every, each)
     better = (worst <= 0) & (values["objective"] < state.best_objective)
     total = state.average_weight + direction.objective
