@@ -104,7 +104,43 @@ def _rounds(result: Result) -> list[str]:
     if result.bounds and algorithm["rule"]["is"] in ("Hard", "Soft"):
         told = " ".join(f"{value:.3g}" for value in result.multiplier)
         lines.append(f"  multiplier about {told} (the constraint's weight over the objective's)")
-    return lines
+    return lines + _promised(result) + _certified(result)
+
+
+def _promised(result: Result) -> list[str]:
+    """What theory promised of the average, and what was measured of it."""
+    promise = result.settings["algorithm"].get("promise")
+    if promise is None:
+        return []
+    objective, excess = result.values["train"]["objective"][1], result.excess("train")[1]
+    measured = f"over by at most {excess.max():.2g}" if excess.max() > 0 else f"within by {-excess.max():.2g} or more"
+    certificate = result.settings.get("certificate")
+    if promise["epsilon"] is not None and certificate is not None:
+        measured += f", objective at most {objective.max() - certificate['lower_bound']:.2g} above the best possible"
+    about = "stationary within" if promise["epsilon"] is None else "objective at most"
+    size = promise["stationarity"] if promise["epsilon"] is None else promise["epsilon"]
+    above = "" if promise["epsilon"] is None else " above the best possible"
+    chance = "" if promise["probability"] == 1 else f", with probability {promise['probability']:g}"
+    guess = f" ({' and '.join(promise['estimated'])} estimated)" if promise["estimated"] else ""
+    return [
+        f"  promised   average: over a bound by at most {promise['violation']:.2g}, {about} {size:.2g}{above}{chance}",
+        f"             by {promise['source']}{guess}",
+        f"  measured   average: {measured if np.isfinite(objective).all() else 'undefined: no round was feasible'}",
+    ]
+
+
+def _certified(result: Result) -> list[str]:
+    """How far from the best possible the last parameters can be."""
+    certificate = result.settings.get("certificate")
+    if certificate is None:
+        return []
+    multipliers = " ".join(f"{value:.3g}" for value in certificate["multipliers"].values()) or "none"
+    objective, gap = _number(certificate["objective"]), max(certificate["gap"], 0.0)
+    return [
+        f"  certified  objective {objective}, at most {gap:.2g} above the best possible, "
+        f"which is at least {certificate['lower_bound']:.6g}",
+        f"             (last parameters; multiplier {multipliers}, KKT residual {certificate['residual']:.2g})",
+    ]
 
 
 _TIPS = {
