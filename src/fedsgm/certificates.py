@@ -138,9 +138,6 @@ def _certify(
         both = values(w)
         return both[0] + multipliers @ (both[1:] - bounds)
 
-    def next_multipliers(w: jax.Array, multipliers: jax.Array, weight: jax.Array) -> jax.Array:
-        return jnp.maximum(0, multipliers + weight * (values(w)[1:] - bounds))
-
     def augmented(w: jax.Array, multipliers: jax.Array, weight: jax.Array) -> jax.Array:
         both = values(w)
         raised = jnp.maximum(0, multipliers + weight * (both[1:] - bounds))
@@ -158,7 +155,8 @@ def _certify(
         return jnp.minimum(by_strength, jnp.where(jnp.isfinite(diameter), by_width, jnp.inf))
 
     def minimise(w: jax.Array, multipliers: jax.Array, weight: jax.Array, step: jax.Array, goal: jax.Array) -> Any:
-        """Accelerated projected gradient descent with backtracking and restarts, until ``missed`` is below ``goal``."""
+        """Accelerated projected gradient descent with backtracking and restarts, until at a point ``missed`` is below
+        ``goal``. The point may be a little outside X: the bound holds there as well."""
         slope = jax.value_and_grad(lambda at: augmented(at, multipliers, weight))
 
         def go_on(carry: Any) -> jax.Array:
@@ -166,7 +164,7 @@ def _certify(
             return (count < _INNER) & (gap > goal)
 
         def body(carry: Any) -> Any:
-            w, ahead, momentum, step, count, _ = carry
+            w, ahead, momentum, step, _, count, _ = carry
             here, gradient = slope(ahead)
 
             def too_long(step: jax.Array) -> jax.Array:
@@ -179,22 +177,20 @@ def _certify(
             then = onto(ahead - step * gradient)
             restart = gradient @ (then - w) > 0
             grown = jnp.where(restart, 1.0, (1 + jnp.sqrt(1 + 4 * momentum**2)) / 2)
-            ahead = jnp.where(restart, then, then + (momentum - 1) / grown * (then - w))
-            gap = missed(then, slope(then)[1])
-            return then, ahead, grown, step, count + 2, gap
+            further = jnp.where(restart, then, then + (momentum - 1) / grown * (then - w))
+            return then, further, grown, step, ahead, count + 1, missed(ahead, gradient)
 
-        began = (w, w, jnp.float64(1), step, jnp.int64(0), jnp.float64(jnp.inf))
-        w, _, _, step, count, _ = jax.lax.while_loop(go_on, body, began)
+        began = (w, w, jnp.float64(1), step, w, jnp.int64(0), jnp.float64(jnp.inf))
+        _, _, _, step, w, count, _ = jax.lax.while_loop(go_on, body, began)
         return w, step, count
 
     def update(carry: Any) -> Any:
         w, multipliers, weight, step, best, at, count, outer, worst, _ = carry
         w, step, used = minimise(w, multipliers, weight, step, tolerance / 2)
-        multipliers = next_multipliers(w, multipliers, weight)
-        value, gradient = jax.value_and_grad(lagrangian)(w, multipliers)
-        lower = value - missed(w, gradient)
-        at = jnp.where(lower > best, multipliers, at)
         both = values(w)
+        multipliers = jnp.maximum(0, multipliers + weight * (both[1:] - bounds))
+        lower = both[0] + multipliers @ (both[1:] - bounds) - missed(w, jax.grad(lagrangian)(w, multipliers))
+        at = jnp.where(lower > best, multipliers, at)
         unmet = jnp.max(jnp.maximum(both[1:] - bounds, 0), initial=0.0)
         weight = jnp.where(unmet > worst / 4, weight * 4, weight)
         best = jnp.maximum(best, lower)

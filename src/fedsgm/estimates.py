@@ -71,8 +71,12 @@ def skewness(problem: Problem, clients: Any, params: Any) -> dict[str, float]:
     """How much the clients' gradients differ at ``params``, and what rotation that makes; see :class:`Watched`."""
     layout = Layout.of(params)
     watched, data = Watched(problem), problem.prepare(clients, params)
-    evaluations = jax.vmap(lambda one: watched.evaluate(layout.unflatten(layout.flatten(params)), one, _key()))(data)
-    values = watched.summarise(evaluations)[0]
+
+    @jax.jit
+    def at(w: jax.Array, data: Any) -> dict[str, jax.Array]:
+        return watched.summarise(jax.vmap(lambda one: watched.evaluate(layout.unflatten(w), one, _key()))(data))[0]
+
+    values = at(layout.rows(params)[0].astype(np.float32), data)
     return {name: float(values[name]) for name in SKEWNESS}
 
 
