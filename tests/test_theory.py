@@ -677,6 +677,8 @@ def test_at_the_optimum_gap_and_residual_vanish():
     assert away.residual > 0.01
     assert away.lower_bound == pytest.approx(certificate.lower_bound, abs=2e-6)
     assert away.lower_bound <= solved.fun
+    far = fs.certificates.certify(problem, clients, solved.x.astype(np.float32), project=NP_BALL, multipliers=50.0)
+    assert solved.fun - 2e-6 <= far.lower_bound <= solved.fun, "wherever the multipliers begin"
 
 
 def test_multipliers_of_several_constraints_in_closed_form():

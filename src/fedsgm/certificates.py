@@ -188,14 +188,15 @@ def _certify(
         w, multipliers, weight, step, best, at, count, outer, worst, _ = carry
         w, step, used = minimise(w, multipliers, weight, step, tolerance / 2)
         both = values(w)
+        # What of the constraints and their slackness is not met: a larger weight makes the next multipliers better.
+        unmet = jnp.max(jnp.abs(jnp.maximum(both[1:] - bounds, -multipliers / weight)), initial=0.0)
         multipliers = jnp.maximum(0, multipliers + weight * (both[1:] - bounds))
         lower = both[0] + multipliers @ (both[1:] - bounds) - missed(w, jax.grad(lagrangian)(w, multipliers))
         at = jnp.where(lower > best, multipliers, at)
-        unmet = jnp.max(jnp.maximum(both[1:] - bounds, 0), initial=0.0)
         weight = jnp.where(unmet > worst / 4, weight * 4, weight)
         best = jnp.maximum(best, lower)
-        # Slackness is small where the value at w and the bound agree and w is nearly feasible: then nothing is left.
-        left = jnp.maximum(both[0] - best, jnp.sum(multipliers) * unmet)
+        over = jnp.maximum(both[1:] - bounds, 0)
+        left = jnp.maximum(both[0] - best, multipliers @ over)  # a nearly feasible w whose value is the bound's
         return w, multipliers, weight, step, best, at, count + used + 1, outer + 1, unmet, left
 
     def go_on(carry: Any) -> jax.Array:

@@ -116,7 +116,8 @@ def _promised(result: Result) -> list[str]:
     measured = f"over by at most {excess.max():.2g}" if excess.max() > 0 else f"within by {-excess.max():.2g} or more"
     certificate = result.settings.get("certificate")
     if promise["epsilon"] is not None and certificate is not None:
-        measured += f", objective at most {objective.max() - certificate['lower_bound']:.2g} above the best possible"
+        above = objective.max() - certificate["lower_bound"]
+        measured += f", objective {f'at most {above:.2g} above' if above > 0 else 'below'} the best possible"
     about = "stationary within" if promise["epsilon"] is None else "objective at most"
     size = promise["stationarity"] if promise["epsilon"] is None else promise["epsilon"]
     above = "" if promise["epsilon"] is None else " above the best possible"
@@ -135,10 +136,12 @@ def _certified(result: Result) -> list[str]:
     if certificate is None:
         return []
     multipliers = " ".join(f"{value:.3g}" for value in certificate["multipliers"].values()) or "none"
-    objective, gap = _number(certificate["objective"]), max(certificate["gap"], 0.0)
+    objective, best = _number(certificate["objective"]), f"{certificate['lower_bound']:.6g}"
+    told = f"at most {max(certificate['gap'], 0.0):.2g} above the best possible, which is at least {best}"
+    if certificate["violation"] > 0:
+        told = f"over a bound by {certificate['violation']:.2g}; the best possible within them is at least {best}"
     return [
-        f"  certified  objective {objective}, at most {gap:.2g} above the best possible, "
-        f"which is at least {certificate['lower_bound']:.6g}",
+        f"  certified  objective {objective}, {told}",
         f"             (last parameters; multiplier {multipliers}, KKT residual {certificate['residual']:.2g})",
     ]
 
