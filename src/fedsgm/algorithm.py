@@ -107,6 +107,7 @@ class FedSGM:
             distance, lipschitz, sigma: D, G and sigma of the theorem; measured (:mod:`fedsgm.estimates`) if not given.
             delta: how often the promise may fail, with sampled clients or mini-batches.
             gradient_noise, query_noise: sigma_xi and sigma_b, for mini-batches.
+            weak_convexity, proximal, multiplier: rho, rho_hat and Lambda, for a weakly convex objective.
             form: ``"proof"`` or ``"statement"``, see :mod:`fedsgm.theory`.
         """
         from fedsgm.theory import plan

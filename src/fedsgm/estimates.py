@@ -70,7 +70,8 @@ def spread(
 def skewness(problem: Problem, clients: Any, params: Any) -> dict[str, float]:
     """How much the clients' gradients differ at ``params``, and what rotation that makes; see :class:`Watched`."""
     layout = Layout.of(params)
-    watched, data = Watched(problem), problem.prepare(clients, params)
+    watched = Watched(problem)
+    data = watched.prepare(clients, params)
 
     @jax.jit
     def at(w: jax.Array, data: Any) -> dict[str, jax.Array]:

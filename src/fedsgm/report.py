@@ -112,19 +112,19 @@ def _promised(result: Result) -> list[str]:
     promise = result.settings["algorithm"].get("promise")
     if promise is None:
         return []
-    objective, excess = result.values["train"]["objective"][1], result.excess("train")[1]
-    measured = f"over by at most {excess.max():.2g}" if excess.max() > 0 else f"within by {-excess.max():.2g} or more"
+    goal = f"stationary within {promise['stationarity']:.2g}" if promise["stationarity"] is not None else ""
+    if promise["epsilon"] is not None:
+        goal = f"objective at most {promise['epsilon']:.2g} above the best possible"
+    chance = "" if promise["probability"] == 1 else f", with probability {promise['probability']:g}"
+    guess = f" ({' and '.join(promise['estimated'])} estimated)" if promise["estimated"] else ""
+    objective, excess = result.values["train"]["objective"][1], result.excess("train")[1].max()
+    measured = f"over by at most {excess:.2g}" if excess > 0 else f"within by {-excess:.2g} or more"
     certificate = result.settings.get("certificate")
     if promise["epsilon"] is not None and certificate is not None:
         above = objective.max() - certificate["lower_bound"]
         measured += f", objective {f'at most {above:.2g} above' if above > 0 else 'below'} the best possible"
-    about = "stationary within" if promise["epsilon"] is None else "objective at most"
-    size = promise["stationarity"] if promise["epsilon"] is None else promise["epsilon"]
-    above = "" if promise["epsilon"] is None else " above the best possible"
-    chance = "" if promise["probability"] == 1 else f", with probability {promise['probability']:g}"
-    guess = f" ({' and '.join(promise['estimated'])} estimated)" if promise["estimated"] else ""
     return [
-        f"  promised   average: over a bound by at most {promise['violation']:.2g}, {about} {size:.2g}{above}{chance}",
+        f"  promised   average: over a bound by at most {promise['violation']:.2g}, {goal}{chance}",
         f"             by {promise['source']}{guess}",
         f"  measured   average: {measured if np.isfinite(objective).all() else 'undefined: no round was feasible'}",
     ]

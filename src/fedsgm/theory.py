@@ -122,7 +122,7 @@ def guarantee(
     Args:
         rule: ``"hard"`` (Theorem 1) or ``"soft"`` (Theorem 2).
         rounds, local_steps, clients, participants: T, E, n and m (None is all).
-        distance: D, at least ``|w_0 - w*|``; with sampled clients the diameter of X.
+        distance: D, at least ``|w_0 - w*|``; with sampled clients, or compression and a projection, the diameter of X.
         lipschitz: G, of every f_j and g_j.
         uplink, downlink: the contractions q and q0.
         projected: whether X is not all of R^d.
@@ -319,6 +319,9 @@ def plan(
     delta: float = 0.05,
     gradient_noise: float | None = None,
     query_noise: float | None = None,
+    weak_convexity: float | None = None,
+    proximal: float | None = None,
+    multiplier: float = 0.0,
     form: str = "proof",
 ) -> dict[str, Any]:
     """The settings of :class:`FedSGM` that a theorem asks for; see :meth:`FedSGM.from_theory`."""
@@ -365,6 +368,9 @@ def plan(
         gradient_noise=gradient_noise,
         query_noise=query_noise or 0.0,
         query_size=constraint_batch_size or 1,
+        weak_convexity=weak_convexity,
+        proximal=proximal,
+        multiplier=multiplier,
         form=form,
     )
     return {
