@@ -1,6 +1,6 @@
 """Constrained federated learning: minimise a loss over many clients, subject to constraints."""
 
-from fedsgm import fairness
+from fedsgm import certificates, estimates, fairness, theory
 from fedsgm.algorithm import FedSGM
 from fedsgm.checkpoint import Checkpoint
 from fedsgm.compression import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, TopK
@@ -40,9 +40,12 @@ __all__ = [
     "TopK",
     "Unconstrained",
     "by",
+    "certificates",
     "dirichlet",
+    "estimates",
     "fairness",
     "iid",
     "simulate",
     "split",
+    "theory",
 ]

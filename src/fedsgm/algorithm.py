@@ -81,6 +81,7 @@ class FedSGM:
         project: the projection onto X, from parameters to parameters (any ``optax.projections`` fits).
         batch_size: examples drawn for each local gradient; None is all of the client's.
         constraint_batch_size: examples drawn for each constraint query; None is all of the client's.
+        promise: the guarantee that the settings were made for, by :meth:`from_theory`; of no effect on a run.
     """
 
     step_size: float
@@ -93,6 +94,25 @@ class FedSGM:
     project: Callable[[Any], Any] | None = static(default=None)
     batch_size: int | None = static(default=None)
     constraint_batch_size: int | None = static(default=None)
+    promise: Any = None
+
+    @classmethod
+    def from_theory(cls, problem: Any, clients: Any, params: Any, *, rounds: int, **settings: Any) -> FedSGM:
+        """Step size, tolerance and beta from the theorem that covers the setting; the verdict then has its promise.
+
+        Args:
+            rounds: T, as the run will have.
+            rule: ``"hard"`` or ``"soft"``.
+            local_steps, participants, uplink, downlink, project, batch_size, constraint_batch_size: as above.
+            distance, lipschitz, sigma: D, G and sigma of the theorem; measured (:mod:`fedsgm.estimates`) if not given.
+            delta: how often the promise may fail, with sampled clients or mini-batches.
+            gradient_noise, query_noise: sigma_xi and sigma_b, for mini-batches.
+            weak_convexity, proximal, multiplier: rho, rho_hat and Lambda, for a weakly convex objective.
+            form: ``"proof"`` or ``"statement"``, see :mod:`fedsgm.theory`.
+        """
+        from fedsgm.theory import plan
+
+        return cls(**plan(problem, clients, params, rounds=rounds, **settings))
 
     def __post_init__(self) -> None:
         check_number("FedSGM", "step_size", self.step_size, above=0)

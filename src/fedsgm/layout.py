@@ -54,3 +54,9 @@ class Layout:
             leaves.append(vector[..., start : start + size].reshape((*vector.shape[:-1], *shape)))
             start += size
         return jax.tree.unflatten(self.structure, leaves)
+
+    def rows(self, params: Any) -> np.ndarray:
+        """[k, d] in float64, of parameters with a leading axis of k, or of one without."""
+        leaves = self.structure.flatten_up_to(params)
+        parts = [np.reshape(leaf, (-1, math.prod(shape))) for leaf, shape in zip(leaves, self.shapes, strict=True)]
+        return np.concatenate(parts, axis=1).astype(np.float64)

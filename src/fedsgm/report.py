@@ -104,7 +104,46 @@ def _rounds(result: Result) -> list[str]:
     if result.bounds and algorithm["rule"]["is"] in ("Hard", "Soft"):
         told = " ".join(f"{value:.3g}" for value in result.multiplier)
         lines.append(f"  multiplier about {told} (the constraint's weight over the objective's)")
-    return lines
+    return lines + _promised(result) + _certified(result)
+
+
+def _promised(result: Result) -> list[str]:
+    """What theory promised of the average, and what was measured of it."""
+    promise = result.settings["algorithm"].get("promise")
+    if promise is None:
+        return []
+    goal = f"stationary within {promise['stationarity']:.2g}" if promise["stationarity"] is not None else ""
+    if promise["epsilon"] is not None:
+        goal = f"objective at most {promise['epsilon']:.2g} above the best possible"
+    chance = "" if promise["probability"] == 1 else f", with probability {promise['probability']:g}"
+    guess = f" ({' and '.join(promise['estimated'])} estimated)" if promise["estimated"] else ""
+    objective, excess = result.values["train"]["objective"][1], result.excess("train")[1].max()
+    measured = f"over by at most {excess:.2g}" if excess > 0 else f"within by {-excess:.2g} or more"
+    certificate = result.settings.get("certificate")
+    if promise["epsilon"] is not None and certificate is not None:
+        above = objective.max() - certificate["lower_bound"]
+        measured += f", objective {f'at most {above:.2g} above' if above > 0 else 'below'} the best possible"
+    return [
+        f"  promised   average: over a bound by at most {promise['violation']:.2g}, {goal}{chance}",
+        f"             by {promise['source']}{guess}",
+        f"  measured   average: {measured if np.isfinite(objective).all() else 'undefined: no round was feasible'}",
+    ]
+
+
+def _certified(result: Result) -> list[str]:
+    """How far from the best possible the last parameters can be."""
+    certificate = result.settings.get("certificate")
+    if certificate is None:
+        return []
+    multipliers = " ".join(f"{value:.3g}" for value in certificate["multipliers"].values()) or "none"
+    objective, best = _number(certificate["objective"]), f"{certificate['lower_bound']:.6g}"
+    told = f"at most {max(certificate['gap'], 0.0):.2g} above the best possible, which is at least {best}"
+    if certificate["violation"] > 0:
+        told = f"over a bound by {certificate['violation']:.2g}; the best possible within them is at least {best}"
+    return [
+        f"  certified  objective {objective}, {told}",
+        f"             (last parameters; multiplier {multipliers}, KKT residual {certificate['residual']:.2g})",
+    ]
 
 
 _TIPS = {

@@ -74,6 +74,24 @@ class Result:
 
         return verdict(self)
 
+    def certified(self, problem: Any, clients: Any, params: Any, **options: Any) -> Result:
+        """The run with a certificate of its last parameters, which the verdict then tells; the problem must be convex.
+
+        ``problem``, ``clients`` and ``params`` are those of :func:`simulate`, and ``options`` those of
+        :func:`fedsgm.certificates.certify`. Of several seeds it is the feasible one with the least objective.
+        """
+        from fedsgm.certificates import certify
+        from fedsgm.layout import Layout
+
+        layout = Layout.of(params)
+        seed = int(
+            np.argmin(np.where(self.feasible | ~self.feasible.any(), self.values["train"]["objective"][0], np.inf))
+        )
+        if len(self.bounds) == 1 and np.isfinite(self.multiplier[seed]):
+            options = {"multipliers": self.multiplier[seed]} | options
+        certificate = certify(problem, clients, layout.unflatten(layout.rows(self.last)[seed]), **options)
+        return dataclasses.replace(self, settings=self.settings | {"certificate": describe(certificate)})
+
     def table(self) -> str:
         """Every seed's objective and constraints: last, average and best feasible parameters."""
         from fedsgm.report import table

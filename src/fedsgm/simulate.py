@@ -6,9 +6,11 @@ chunk and every point of resuming, and all of them give the same bits.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from fedsgm.checkpoint import Checkpoint, Saved
 from fedsgm.data.clients import Clients, check_finite, length, same_form
 from fedsgm.errors import ClientError, SettingError
 from fedsgm.layout import Layout
-from fedsgm.problem import Task
+from fedsgm.problem import Problem, Task
 from fedsgm.progress import Progress
 from fedsgm.result import Result, describe
 from fedsgm.structs import check_count, struct
@@ -96,7 +98,7 @@ def simulate(
         "seeds": list(range(seed, seed + (seeds or 1))),
         "evaluate_every": evaluate_every,
     }
-    traced = _as_float32(algorithm)
+    traced = _as_float32(dataclasses.replace(algorithm, promise=None))
     task = Flat(_as_float32(problem), layout)
     seed_array = np.array(settings["seeds"], np.uint32)
     state = _start(traced, w, n, len(seed_array))
@@ -150,7 +152,7 @@ def simulate(
     }
     unflatten = layout.unflatten if seeds is not None else lambda stack: layout.unflatten(stack[0])
     last, average, best = (unflatten(vectors) for vectors in ends)
-    return Result(
+    result = Result(
         history=table,
         last=last,
         average=average,
@@ -162,6 +164,13 @@ def simulate(
         bounds={name: float(bound) for name, bound in problem.bounds.items()},
         settings=settings | {"rounds": rounds},
     )
+    if algorithm.promise is not None:
+        from fedsgm import theory
+
+        stated = problem if isinstance(problem, Problem) else None
+        for sentence in theory.check(result, stated, clients, params):
+            warnings.warn(sentence, theory.TheoryWarning, stacklevel=2)
+    return result
 
 
 def use_compilation_cache() -> None:
