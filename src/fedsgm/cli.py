@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import sys
 import warnings
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from fedsgm.errors import FedSGMError, SettingError
-from fedsgm.flags import PROBLEM, RunFlags, option, with_run_flags
+from fedsgm.flags import PROBLEM, RUN, RunFlags, command, option, own_parameters, relevant, value_types
 from fedsgm.grammar import OF_CLASS, OF_GROUPS
 
 app = typer.Typer(
@@ -24,6 +27,8 @@ app = typer.Typer(
 )
 run = typer.Typer(no_args_is_help=True, help="Run an experiment and save it in a folder.")
 app.add_typer(run, name="run")
+sweep = typer.Typer(no_args_is_help=True, help="Run an experiment for a grid of settings.")
+app.add_typer(sweep, name="sweep")
 
 
 def main() -> None:
@@ -50,44 +55,90 @@ def _stop(message: str, code: int) -> None:
     sys.exit(code)
 
 
-@run.command("neyman-pearson")
-@with_run_flags(
-    step_size=0.3, participants=10, uplink="topk:0.1", downlink="topk:0.1", seeds=3, out=Path("runs/neyman-pearson")
-)
+Setup = Callable[..., tuple[Any, Any, Any, Any]]
+
+
+def _task(name: str, **defaults: Any) -> Callable[[Setup], Setup]:
+    """Make ``run NAME`` and ``sweep NAME`` of a function that gives the problem, clients, parameters and test data."""
+
+    def decorate(setup: Setup) -> Setup:
+        def run_one(flags: RunFlags, **own: Any) -> int:
+            result = flags.simulate(*setup(**own))
+            print(result.verdict(), flush=True)
+            _save(result, flags.out, f"run {name}", _plain(own) | flags.settings())
+            return 3 if flags.require_feasible and not result.feasible.all() else 0
+
+        def sweep_all(flags: RunFlags, vary: list[str] | None, resume: bool, **own: Any) -> int:
+            return _sweep(flags, vary or [], resume, setup, own)
+
+        parameters = own_parameters(setup)
+        run_one.__doc__ = setup.__doc__
+        sweep_all.__doc__ = f"Run {name} for every combination of settings; the best feasible one is named."
+        run.command(name)(command(run_one, parameters, defaults | {"out": Path("runs") / name}))
+        also = own_parameters(_sweep_flags)
+        outside = ("checkpoint", "checkpoint_every", "resume", "debug", "require_feasible")
+        sweep.command(name)(
+            command(sweep_all, [*also, *parameters], defaults | {"out": Path("sweeps") / name}, without=outside)
+        )
+        return setup
+
+    return decorate
+
+
+def _sweep_flags(
+    vary: Annotated[
+        list[str] | None,
+        option(panel=RUN, help="SETTING=VALUE,VALUE,... of any flag, such as step-size=0.1,0.3; may be given again."),
+    ] = None,
+    resume: Annotated[bool, option("--resume", panel=RUN, help="Keep what the folder has, run the rest.")] = False,
+) -> None:
+    """The flags that a sweep has of its own."""
+
+
+def _sweep(flags: RunFlags, vary: list[str], resume: bool, setup: Setup, own: dict[str, Any]) -> int:
+    from fedsgm import comparison
+    from fedsgm import sweep as sweeps
+
+    fixed = own | {field.name: getattr(flags, field.name) for field in dataclasses.fields(flags)}
+    settings = sweeps.grid(vary, value_types(own_parameters(setup)))
+    base = {name: value for name, value in (_plain(own) | flags.settings()).items() if name not in settings[0]}
+    data = functools.cache(lambda **given: setup(**given))
+
+    reduced = [relevant(setting, setting.get("rule", flags.rule)) for setting in settings]
+    distinct = list({sweeps.label(setting): setting for setting in reduced}.values())
+
+    def simulate(setting: dict[str, Any]) -> Any:
+        given = fixed | setting | {"progress": False}
+        chosen = RunFlags(**{name: value for name, value in given.items() if name not in own})
+        return chosen.simulate(*data(**{name: given[name] for name in own}))
+
+    rows = sweeps.run(distinct, simulate, folder=flags.out, base=base, resume=resume, progress=flags.progress)
+    print(f"{comparison.table(comparison.ranked(rows))}\n\n{comparison.best(rows)}", flush=True)
+    comparison.plot(rows, flags.out / "sweep.png")
+    print(f"\nSaved in {flags.out}: sweep.parquet, sweep.png")
+    return 0
+
+
+@_task("neyman-pearson", step_size=0.3, participants=10, uplink="topk:0.1", downlink="topk:0.1", seeds=3)
 def neyman_pearson(
-    flags: RunFlags,
     bound: Annotated[float, option(panel=PROBLEM, help="Bound on the minority class's loss.")] = 0.05,
     clients: Annotated[int, option(panel=PROBLEM, help="Clients, n.")] = 20,
     split: Annotated[int, option(panel=PROBLEM, help="Seed of the train/test split and of the deal to clients.")] = 0,
-) -> int:
+) -> tuple[Any, Any, Any, Any]:
     """Least loss on the majority class with the minority's loss within a bound (breast cancer data).
 
     The defaults are the paper's experiment. The run folder gets history.parquet, params.safetensors,
     settings.toml (give it to --config to repeat the run), result.json and history.png.
     """
-    settings = {"bound": bound, "clients": clients, "split": split}
     from fedsgm.tasks import neyman_pearson as task
 
     dealt, test, params = task.load(clients=clients, split_seed=split)
-    return _run(flags, "neyman-pearson", settings, task.neyman_pearson(bound), dealt, params, test)
+    return task.neyman_pearson(bound), dealt, params, test
 
 
-@run.command("fair-adult")
-@with_run_flags(
-    step_size=0.1,
-    beta=100.0,
-    local_steps=2,
-    participants=5,
-    batch_size=64,
-    seeds=5,
-    evaluate_every=5,
-    out=Path("runs/fair-adult"),
-)
+@_task("fair-adult", local_steps=2, participants=5, batch_size=64, seeds=5, evaluate_every=5)
 def fair_adult(
-    flags: RunFlags,
-    bound: Annotated[
-        float, option(panel=PROBLEM, help="Bound on the gap between women's and men's mean scores.")
-    ] = 0.05,
+    bound: Annotated[float, option(panel=PROBLEM, help="Bound on the gap of women's and men's mean scores.")] = 0.05,
     clients: Annotated[int, option(panel=PROBLEM, help="Clients, n.")] = 10,
     alpha: Annotated[float, option(panel=PROBLEM, help="Dirichlet parameter: a small one makes clients differ.")] = 2.0,
     mix: Annotated[
@@ -101,20 +152,17 @@ def fair_adult(
     adult: Annotated[
         Path | None, option(panel=PROBLEM, help="Folder with adult.data and adult.test; fetched once if not given.")
     ] = None,
-) -> int:
+) -> tuple[Any, Any, Any, Any]:
     """Least loss on the Adult data with a bounded gap between women and men (demographic parity).
 
     The defaults are the paper's experiment; the run folder is as for neyman-pearson.
     """
-    settings = {"bound": bound, "clients": clients, "alpha": alpha, "mix": mix, "gradient": gradient}
-    settings |= {"hidden": hidden, "split": split} | ({} if adult is None else {"adult": str(adult)})
     from fedsgm.models import MLP
     from fedsgm.tasks import fair_classification as task
 
     model = MLP(_widths(hidden))
     dealt, test, params = task.load(clients=clients, alpha=alpha, mix=mix, model=model, split_seed=split, path=adult)
-    problem = task.fair_classification(bound, model=model, gradient=gradient)
-    return _run(flags, "fair-adult", settings, problem, dealt, params, test)
+    return task.fair_classification(bound, model=model, gradient=gradient), dealt, params, test
 
 
 def _widths(text: str) -> tuple[int, ...]:
@@ -124,11 +172,11 @@ def _widths(text: str) -> tuple[int, ...]:
         raise SettingError(f"--hidden {text}: write the layers' widths, such as 64 or 64,32") from None
 
 
-def _run(flags: RunFlags, task: str, settings: dict[str, Any], problem: Any, *data: Any) -> int:
-    result = flags.simulate(problem, *data)
-    print(result.verdict(), flush=True)
-    _save(result, flags.out, f"run {task}", settings | flags.settings())
-    return 3 if flags.require_feasible and not result.feasible.all() else 0
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings as a configuration file has them; what was not given is not in it."""
+    return {
+        name: str(value) if isinstance(value, Path) else value for name, value in settings.items() if value is not None
+    }
 
 
 _CONSTRAINTS = (
@@ -142,16 +190,6 @@ class ModelName(StrEnum):
     mlp = "mlp"
 
 
-@app.command()
-@with_run_flags(
-    without=("seeds",),
-    seeds=None,
-    step_size=0.1,
-    local_steps=2,
-    batch_size=128,
-    evaluate_every=10,
-    out=Path("runs/fit"),
-)
 def fit(
     flags: RunFlags,
     table: Annotated[Path, typer.Argument(metavar="TABLE", help="CSV or Parquet file, one example a row.")],
@@ -213,11 +251,20 @@ def fit(
     kind = result.choose()
     trained = tabular.TableModel(prepared.encoder, net, getattr(result, kind), target, prepared.classes)
     print(f"\nModel: {tabular.describe(trained, kind, result, prepared)}")
-    kept = {name: value for name, value in settings.items() if value is not None}
-    _save(result, flags.out, f"fit {table}", kept | flags.settings())
+    _save(result, flags.out, f"fit {table}", _plain(settings) | flags.settings())
     trained.save(flags.out, kind)
     print(f"Apply it: fedsgm predict {flags.out} NEW.csv")
     return 3 if flags.require_feasible and not tabular.meets(result, kind) else 0
+
+
+app.command()(
+    command(
+        fit,
+        own_parameters(fit)[1:],
+        {"seeds": None, "local_steps": 2, "batch_size": 128, "evaluate_every": 10, "out": Path("runs/fit")},
+        without=("seeds",),
+    )
+)
 
 
 @app.command()
@@ -256,6 +303,24 @@ def show(
     picture = plot or folder / "history.png"
     result.plot(picture)
     print(f"\nPicture: {picture}")
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    plot: Annotated[Path, typer.Option(help="Where to draw their picture.")] = Path("compare.png"),
+) -> None:
+    """Print finished runs side by side and draw their course and how they ended."""
+    from fedsgm import comparison
+    from fedsgm.result import Result
+
+    results = [Result.load(folder) for folder in folders]
+    names = [folder.name for folder in folders]
+    labels = [str(folder) if names.count(folder.name) > 1 else folder.name for folder in folders]
+    rows = [comparison.Row.of(label, result) for label, result in zip(labels, results, strict=True)]
+    print(f"{comparison.table(rows)}\n\n{comparison.best(rows)}")
+    comparison.plot(rows, plot, results)
+    print(f"\nPicture: {plot}")
 
 
 def _toml(value: Any) -> str:

@@ -9,11 +9,12 @@ import tomllib
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from fedsgm.errors import SettingError
+from fedsgm.structs import check_count
 
 ALGORITHM, PROBLEM, RUN, OUTPUT = "Algorithm", "Problem and data", "Run", "Output"
 _COMPRESSOR = (
@@ -28,6 +29,7 @@ class RuleName(StrEnum):
     penalty = "penalty"
     primal_dual = "primal-dual"
     unconstrained = "unconstrained"
+    ipp_conex = "ipp-conex"
 
 
 def option(*flags: str, panel: str, help: str, **more: Any) -> Any:
@@ -65,7 +67,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFlags:
-    """How to run the algorithm; a command says its own defaults with :func:`with_run_flags`."""
+    """How to run the algorithm; a command says its own defaults with :func:`command`."""
 
     rule: Annotated[
         RuleName,
@@ -74,7 +76,22 @@ class RunFlags:
     beta: Annotated[float, option(panel=ALGORITHM, help="Sharpness of the soft rule.")] = 40.0
     rho: Annotated[float, option(panel=ALGORITHM, help="Weight of the penalty rule.")] = 1.0
     dual_step: Annotated[float, option(panel=ALGORITHM, help="Multiplier step of the primal-dual rule.")] = 0.1
+    augment: Annotated[
+        float, option(panel=ALGORITHM, help="Weight of the violation in the primal-dual rule: augmented Lagrangian.")
+    ] = 0.0
     step_size: Annotated[float, option(panel=ALGORITHM, help="Step size, eta.")] = 0.1
+    proximal: Annotated[float, option(panel=ALGORITHM, help="Weight of ipp-conex's proximal term.")] = 1.0
+    primal_scale: Annotated[float, option(panel=ALGORITHM, help="ipp-conex: a step is 1/this, and shrinks.")] = 50.0
+    dual_scale: Annotated[float, option(panel=ALGORITHM, help="ipp-conex: the multiplier moves by 1/this.")] = 2.0
+    inner_steps: Annotated[int, option(panel=ALGORITHM, help="ipp-conex: steps for each proximal point.")] = 50
+    centralized: Annotated[
+        bool,
+        option(
+            "--centralized",
+            panel=ALGORITHM,
+            help="All data with one client: rounds x E single steps, measured every E (ipp-conex always is).",
+        ),
+    ] = False
     local_steps: Annotated[int, option(panel=ALGORITHM, help="Local steps a round, E.")] = 5
     participants: Annotated[int, option(panel=ALGORITHM, help="Clients drawn each round, m; 0 is all.")] = 0
     tolerance: Annotated[float, option(panel=ALGORITHM, help="Slack over the bound before a round switches.")] = 0.0
@@ -125,41 +142,59 @@ class RunFlags:
 
     def algorithm(self, params: Any) -> Any:
         import fedsgm as fs
+        from fedsgm.baselines import IPPConEx
 
+        shared: dict[str, Any] = {
+            "tolerance": self.tolerance,
+            "project": _projection(self.radius, self.box),
+            "batch_size": self.batch_size or None,
+            "constraint_batch_size": self.constraint_batch_size or None,
+        }
+        check_count("FedSGM", "local_steps", self.local_steps)
+        if self.rule is RuleName.ipp_conex:
+            return IPPConEx(
+                proximal=self.proximal,
+                primal_scale=self.primal_scale,
+                dual_scale=self.dual_scale,
+                inner_steps=self.inner_steps,
+                local_steps=self.local_steps,
+                **shared,
+            )
         rules: dict[RuleName, Callable[[], Any]] = {
             RuleName.hard: fs.Hard,
             RuleName.soft: lambda: fs.Soft(self.beta),
             RuleName.penalty: lambda: fs.Penalty(self.rho),
-            RuleName.primal_dual: lambda: fs.PrimalDual(self.dual_step),
+            RuleName.primal_dual: lambda: fs.PrimalDual(self.dual_step, self.augment),
             RuleName.unconstrained: fs.Unconstrained,
         }
         return fs.FedSGM(
             step_size=self.step_size,
-            local_steps=self.local_steps,
-            participants=self.participants or None,
+            local_steps=1 if self.centralized else self.local_steps,
+            participants=None if self.centralized else self.participants or None,
             rule=rules[self.rule](),
-            tolerance=self.tolerance,
             uplink=parse_compressor(self.uplink, params),
             downlink=parse_compressor(self.downlink, params),
-            project=_projection(self.radius, self.box),
-            batch_size=self.batch_size or None,
-            constraint_batch_size=self.constraint_batch_size or None,
+            **shared,
         )
 
     def simulate(self, problem: Any, clients: Any, params: Any, test: Any) -> Any:
         import fedsgm as fs
+        from fedsgm.presets import centralized
 
         kept = None if self.checkpoint is None else fs.Checkpoint(self.checkpoint, self.checkpoint_every, self.resume)
+        together = self.centralized or self.rule is RuleName.ipp_conex
+        algorithm = self.algorithm(params)
+        each = self.local_steps // algorithm.local_steps  # centralised, a local step is a round
         return fs.simulate(
-            self.algorithm(params),
+            algorithm,
             problem,
-            clients,
+            centralized(clients) if together else clients,
             params,
-            rounds=self.rounds,
+            rounds=self.rounds * each,
             seed=self.seed,
             seeds=self.seeds,
             test=test,
-            evaluate_every=self.evaluate_every,
+            evaluate_every=self.evaluate_every * each,
             checkpoint=kept,
             progress=self.progress,
             debug=self.debug,
@@ -169,33 +204,69 @@ class RunFlags:
 _NOT_SETTINGS = ("config", "resume", "out", "checkpoint", "checkpoint_every", "progress", "require_feasible", "debug")
 
 
-def with_run_flags(*, without: tuple[str, ...] = (), **defaults: Any) -> Callable[[Callable[..., int]], Any]:
-    """Make a command of ``function(flags, ...)``: its own flags, and those of :class:`RunFlags` with these defaults."""
+def command(
+    function: Callable[..., int], own: list[inspect.Parameter], defaults: dict[str, Any], without: tuple[str, ...] = ()
+) -> Any:
+    """``function(flags, **own)`` as a command with its own flags and those of :class:`RunFlags`."""
+    names = [field.name for field in dataclasses.fields(RunFlags) if field.name not in without]
 
-    def decorate(function: Callable[..., int]) -> Any:
-        hints = get_type_hints(RunFlags, include_extras=True)
-        names = [field.name for field in dataclasses.fields(RunFlags) if field.name not in without]
-        fields = {field.name: field for field in dataclasses.fields(RunFlags)}
-        shared = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=defaults.get(name, fields[name].default),
-                annotation=hints[name],
-            )
-            for name in names
-        ]
-        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    @functools.wraps(function)
+    def run(**given: Any) -> int:
+        flags = RunFlags(**defaults | {name: given.pop(name) for name in names})
+        return function(flags, **given)
 
-        @functools.wraps(function)
-        def command(**given: Any) -> int:
-            flags = RunFlags(**defaults | {name: given.pop(name) for name in names})
-            return function(flags, **given)
+    shared = [parameter.replace(default=defaults.get(parameter.name, parameter.default)) for parameter in _parameters()]
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [*own, *(parameter for parameter in shared if parameter.name in names)]
+    )
+    return run
 
-        command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-        return command
 
-    return decorate
+def own_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """A function's parameters, their annotations as objects."""
+    return list(inspect.signature(function, eval_str=True).parameters.values())
+
+
+_ONLY = {
+    "beta": RuleName.soft,
+    "rho": RuleName.penalty,
+    "dual_step": RuleName.primal_dual,
+    "augment": RuleName.primal_dual,
+    **dict.fromkeys(("proximal", "primal_scale", "dual_scale", "inner_steps"), RuleName.ipp_conex),
+}
+
+
+def relevant(setting: dict[str, Any], rule: RuleName) -> dict[str, Any]:
+    """A setting without what another rule would use."""
+    return {name: value for name, value in setting.items() if _ONLY.get(name, rule) == rule}
+
+
+def value_types(own: list[inspect.Parameter]) -> dict[str, Callable[[str], Any]]:
+    """What reads a text as the value of a setting, for the flags that are settings."""
+    types = {}
+    for parameter in (*own, *_parameters()):
+        annotated = get_args(parameter.annotation)[0]
+        kind = (get_args(annotated) or (annotated,))[0]  # of "float | None", float
+        if parameter.name not in _NOT_SETTINGS:
+            types[parameter.name] = _truth if kind is bool else kind
+    return types
+
+
+def _truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(text)
+    return text == "true"
+
+
+@functools.cache
+def _parameters() -> list[inspect.Parameter]:
+    hints = get_type_hints(RunFlags, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in dataclasses.fields(RunFlags)
+    ]
 
 
 def _check_folder(flag: str, folder: Path | None) -> None:

@@ -17,8 +17,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 def plot(result: Result, path: Path) -> None:
     """One panel for the objective (log scale) and one for each constraint, with its bound in red."""
-    if path.suffix not in FORMATS:
-        raise SettingError(f"{path}: a picture's name must end in {', '.join(FORMATS)}")
+    check_format(path)
     from matplotlib.figure import Figure
 
     names = ["objective", *result.bounds]
@@ -39,6 +38,11 @@ def plot(result: Result, path: Path) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix[1:], dpi=150)
     write_atomically(path, buffer.getvalue())
+
+
+def check_format(path: Path) -> None:
+    if path.suffix not in FORMATS:
+        raise SettingError(f"{path}: a picture's name must end in {', '.join(FORMATS)}")
 
 
 def _lines(axis: Any, values: np.ndarray, seeds: list[int]) -> None:
@@ -67,8 +71,7 @@ def _title(result: Result) -> str:
         for key, value in rule.items()
         if key != "is"
     )
+    method = f"FedSGM, {rule['is'].lower()} rule{details}" if algorithm["is"] == "FedSGM" else algorithm["is"]
+    step = f", step size {algorithm['step_size']:g}" if "step_size" in algorithm else ""
     participants = algorithm["participants"] or settings["clients"]
-    return (
-        f"FedSGM, {rule['is'].lower()} rule{details}: {participants} of {settings['clients']} clients, "
-        f"E = {algorithm['local_steps']}, step size {algorithm['step_size']:g}"
-    )
+    return f"{method}: {participants} of {settings['clients']} clients, E = {algorithm['local_steps']}{step}"

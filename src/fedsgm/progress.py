@@ -12,8 +12,8 @@ _LINE_EVERY = 10.0  # seconds between plain lines
 class Progress:
     """``with Progress("np", rounds) as progress: progress.update(done, objective=..., violation=...)``"""
 
-    def __init__(self, title: str, total: int, *, show: bool = True) -> None:
-        self.title, self.total = title, total
+    def __init__(self, title: str, total: int, *, show: bool = True, unit: str = "round") -> None:
+        self.title, self.total, self.unit = title, total, unit
         self._show = show
         self._last = time.monotonic()
         self._bar = None
@@ -50,4 +50,4 @@ class Progress:
             self._bar.update(self._task, completed=done, note=note)
         elif self._show and time.monotonic() - self._last > _LINE_EVERY:
             self._last = time.monotonic()
-            print(f"{self.title}: round {done} of {self.total}  {note}", file=sys.stderr, flush=True)
+            print(f"{self.title}: {self.unit} {done} of {self.total}  {note}", file=sys.stderr, flush=True)

@@ -18,8 +18,8 @@ def table(result: Result) -> str:
     rows = [["parameters", "seed", *(f"{name} ({part})" for part, name in parts)]]
     for i, kind in enumerate(KINDS):
         for j, seed in enumerate(result.settings["seeds"]):
-            rows.append([kind, str(seed), *(_number(result.values[part][name][i, j]) for part, name in parts)])
-    return _aligned(rows)
+            rows.append([kind, str(seed), *(number(result.values[part][name][i, j]) for part, name in parts)])
+    return aligned(rows)
 
 
 def _headline(result: Result) -> str:
@@ -60,16 +60,16 @@ def _values(result: Result) -> list[str]:
     """The last parameters' values: the worst seed of each constraint, the range of the objective."""
     rows = [["", "bound", *(f"{part} (min .. max over seeds)" for part in result.values)]]
     for name in ["objective", *result.bounds]:
-        row = [name, _number(result.bounds[name]) if name in result.bounds else ""]
+        row = [name, number(result.bounds[name]) if name in result.bounds else ""]
         for values in result.values.values():
             last = values[name][0]
-            text = _number(last.min()) if len(last) == 1 else f"{_number(last.min())} .. {_number(last.max())}"
+            text = number(last.min()) if len(last) == 1 else f"{number(last.min())} .. {number(last.max())}"
             if name in result.bounds:
                 over = last.max() - np.float32(result.bounds[name])
                 text += f"  over by {over:.2g}" if over > 0 else "  within" if over <= 0 else "  undefined"
             row.append(text)
         rows.append(row)
-    return [f"  {line}" for line in _aligned(rows).splitlines()]
+    return [f"  {line}" for line in aligned(rows).splitlines()]
 
 
 def _rounds(result: Result) -> list[str]:
@@ -90,7 +90,7 @@ def _rounds(result: Result) -> list[str]:
             values = {name: v[i] for name, v in result.values["train"].items()}
             defined = ~np.isnan(values["objective"])
             if defined.any():
-                told = ", ".join(f"{name} {_number(np.mean(v[defined]))}" for name, v in values.items())
+                told = ", ".join(f"{name} {number(np.mean(v[defined]))}" for name, v in values.items())
                 lines.append(f"  {kind:10} {told} (training, {_seeds(int(defined.sum()), len(defined))})")
             else:
                 lines.append(f"  {kind:10} undefined: no round was feasible")
@@ -136,7 +136,7 @@ def _certified(result: Result) -> list[str]:
     if certificate is None:
         return []
     multipliers = " ".join(f"{value:.3g}" for value in certificate["multipliers"].values()) or "none"
-    objective, best = _number(certificate["objective"]), f"{certificate['lower_bound']:.6g}"
+    objective, best = number(certificate["objective"]), f"{certificate['lower_bound']:.6g}"
     told = f"at most {max(certificate['gap'], 0.0):.2g} above the best possible, which is at least {best}"
     if certificate["violation"] > 0:
         told = f"over a bound by {certificate['violation']:.2g}; the best possible within them is at least {best}"
@@ -169,7 +169,7 @@ def _advice(result: Result) -> list[str]:
     return ["", f"  To try: {'; '.join(tips)}."]
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return "undefined" if np.isnan(value) else f"{value:.4g}"
 
 
@@ -181,7 +181,7 @@ def _bytes(count: float) -> str:
     return f"{count:.3g} GB"
 
 
-def _aligned(rows: list[list[str]]) -> str:
+def aligned(rows: list[list[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

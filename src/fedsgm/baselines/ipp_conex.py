@@ -74,6 +74,7 @@ class IPPConEx:
     participants: int | None = static(default=None)
     uplink: Identity = static(default=Identity())
     downlink: Identity = static(default=Identity())
+    promise: None = None
 
     def __post_init__(self) -> None:
         for name in ("proximal", "primal_scale", "dual_scale"):

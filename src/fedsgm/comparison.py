@@ -1,0 +1,143 @@
+"""Several runs or settings side by side: one table, and one picture of objective against violation."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsgm.files import write_atomically
+from fedsgm.plots import check_format
+from fedsgm.report import aligned, number
+from fedsgm.result import Result
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """How one run or setting ended, seed by seed: the last parameters' true values on the training data."""
+
+    label: str
+    kind: str  # rows of a kind share a colour
+    objective: Sequence[float]
+    constraints: dict[str, Sequence[float]]
+    excess: Sequence[float]  # the largest value - bound
+    feasible_rounds: Sequence[float]  # the share of the last 100 rounds within every bound
+
+    @classmethod
+    def of(cls, label: str, result: Result) -> Row:
+        last = {name: values[0].tolist() for name, values in result.values["train"].items()}
+        return cls(
+            label,
+            _kind(result.settings["algorithm"]),
+            last.pop("objective"),
+            last,
+            result.excess("train")[0].tolist(),
+            result.feasible_rounds.tolist(),
+        )
+
+    @property
+    def feasible(self) -> bool:
+        """Whether every seed ends within every bound."""
+        return bool((np.asarray(self.excess) <= 0).all())
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.objective))
+
+
+def _kind(algorithm: dict[str, Any]) -> str:
+    return str(algorithm["rule"]["is"] if algorithm["is"] == "FedSGM" else algorithm["is"])
+
+
+def ranked(rows: Sequence[Row]) -> list[Row]:
+    """The feasible ones by objective, then the others by how far they are over a bound."""
+
+    def key(row: Row) -> tuple[bool, float]:
+        value = row.mean if row.feasible else max(row.excess)
+        return not row.feasible, value if np.isfinite(value) else np.inf
+
+    return sorted(rows, key=key)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """One line a row: the mean objective, the worst seed of each constraint, and how often it is feasible."""
+    names = list(dict.fromkeys(name for row in rows for name in row.constraints))
+    head = ["", "objective", *(f"{name} (worst)" for name in names), "over by", "seeds feasible", "last 100 rounds"]
+    lines = [head]
+    for row in rows:
+        within = int((np.asarray(row.excess) <= 0).sum())
+        over = max(row.excess)
+        lines.append(
+            [
+                row.label,
+                number(row.mean),
+                *(number(max(row.constraints[name])) if name in row.constraints else "" for name in names),
+                "within" if over <= 0 else number(over),
+                f"{within} of {len(row.excess)}",
+                f"{np.mean(row.feasible_rounds):.0%}",
+            ]
+        )
+    return aligned(lines)
+
+
+def best(rows: Sequence[Row]) -> str:
+    """The feasible row with the lowest objective, in a sentence."""
+    first = ranked(rows)[0]
+    if not first.feasible:
+        return "Best feasible: none; no setting ends within every bound for every seed."
+    return f"Best feasible: {first.label}, objective {number(first.mean)} (mean of {len(first.excess)} seeds)."
+
+
+def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
+    """Objective against violation, one point a seed; with ``runs``, their course in panels beside it."""
+    check_format(path)
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    bounds = runs[0].bounds if runs else {}
+    panels = ["objective", *bounds] if runs else []
+    figure = Figure(figsize=(4.4 * (len(panels) + 1) + (0 if runs else 2), 4.2), layout="constrained")
+    axes = list(figure.subplots(1, len(panels) + 1, squeeze=False)[0])
+    palette = [colormaps["tab10"](i) for i in range(10)]
+    kinds = list(dict.fromkeys(row.label if runs else row.kind for row in rows))
+    colours = {kind: palette[i % len(palette)] for i, kind in enumerate(kinds)}
+    for axis, name in zip(axes, panels, strict=False):
+        for row, run in zip(rows, runs, strict=True):
+            if name not in run.history:
+                continue
+            measured = np.flatnonzero(run.evaluated())
+            steps = (measured + 1) * run.settings["algorithm"]["local_steps"]
+            axis.plot(steps, run.history[name][:, measured].mean(axis=0), color=colours[row.label], linewidth=1.4)
+        axis.set(xlabel="gradient steps (rounds x E)", ylabel=name, title=f"{name}, mean over seeds")
+        axis.grid(alpha=0.25)
+        if name in bounds:
+            axis.axhline(bounds[name], color="red", linestyle=":", linewidth=1.6)
+            axis.set_ylim(0, max(3 * bounds[name], 1e-6))
+        else:
+            axis.set_yscale("log")
+    scatter = axes[-1]
+    seen: set[str] = set()
+    for row in rows:
+        kind = row.label if runs else row.kind
+        label = None if kind in seen else kind
+        seen.add(kind)
+        scatter.scatter(row.excess, row.objective, color=colours[kind], s=22, alpha=0.7, label=label)
+    winner = ranked(rows)[0]
+    if winner.feasible:
+        middle = (float(np.mean(winner.excess)), winner.mean)
+        scatter.scatter(*middle, s=130, facecolors="none", edgecolors="black", linewidths=1.4, label="best feasible")
+    scatter.axvline(0, color="red", linestyle=":", linewidth=1.6)
+    scatter.set(xlabel="largest value - bound (feasible: left of 0)", ylabel="objective", title="the end of each seed")
+    scatter.set_yscale("log")
+    finite = np.abs([e for row in rows for e in row.excess if np.isfinite(e) and e != 0])
+    if finite.size and finite.max() > 10 * np.median(finite):  # far ones would press the near ones onto the bound
+        scatter.set_xscale("symlog", linthresh=float(np.median(finite)))
+    scatter.grid(alpha=0.25)
+    figure.legend(*scatter.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:], dpi=150)
+    write_atomically(path, buffer.getvalue())
