@@ -22,6 +22,7 @@ BLOCKS = [
 @pytest.mark.parametrize(("language", "text"), BLOCKS)
 def test_code_block_runs(language, text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     if language == "python":
         exec(compile(text, "example", "exec"), {"__name__": "example"})
         assert "FEASIBLE" in capsys.readouterr().out

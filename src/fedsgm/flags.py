@@ -236,9 +236,13 @@ _ONLY = {
 }
 
 
+_NOT_CENTRAL = ("step_size", "participants", "uplink", "downlink", "centralized")
+
+
 def relevant(setting: dict[str, Any], rule: RuleName) -> dict[str, Any]:
-    """A setting without what another rule would use."""
-    return {name: value for name, value in setting.items() if _ONLY.get(name, rule) == rule}
+    """A setting without what only another rule would use."""
+    unused = _NOT_CENTRAL if rule is RuleName.ipp_conex else ()
+    return {name: value for name, value in setting.items() if _ONLY.get(name, rule) == rule and name not in unused}
 
 
 def value_types(own: list[inspect.Parameter]) -> dict[str, Callable[[str], Any]]:

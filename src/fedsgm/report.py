@@ -58,15 +58,16 @@ def _seeds(some: int, total: int) -> str:
 
 def _values(result: Result) -> list[str]:
     """The last parameters' values: the worst seed of each constraint, the range of the objective."""
-    rows = [["", "bound", *(f"{part} (min .. max over seeds)" for part in result.values)]]
+    over = " (min .. max over seeds)" if len(result.feasible) > 1 else ""
+    rows = [["", "bound", *(f"{part}{over}" for part in result.values)]]
     for name in ["objective", *result.bounds]:
         row = [name, number(result.bounds[name]) if name in result.bounds else ""]
         for values in result.values.values():
             last = values[name][0]
             text = number(last.min()) if len(last) == 1 else f"{number(last.min())} .. {number(last.max())}"
             if name in result.bounds:
-                over = last.max() - np.float32(result.bounds[name])
-                text += f"  over by {over:.2g}" if over > 0 else "  within" if over <= 0 else "  undefined"
+                excess = last.max() - np.float32(result.bounds[name])
+                text += f"  over by {excess:.2g}" if excess > 0 else "  within" if excess <= 0 else "  undefined"
             row.append(text)
         rows.append(row)
     return [f"  {line}" for line in aligned(rows).splitlines()]
