@@ -108,8 +108,8 @@ class Column:
         gone = np.isnan(values)
         fill = 0.0 if gone.all() else float(np.median(values[~gone]))
         filled = np.where(gone, fill, values)
-        # One missing value in a million is no feature, but a column of them is; a constant has no scale.
-        return cls(name, None, fill, float(filled.mean()), float(filled.std()), bool(gone.any()))
+        some = bool(gone.any() and not gone.all())  # what is always missing is a constant
+        return cls(name, None, fill, float(filled.mean()), float(filled.std()), some)
 
     @property
     def features(self) -> tuple[str, ...]:
