@@ -89,6 +89,9 @@ def prepare(
             notes.append(f"{_rows(owner < 0)} without a value of {client_by!r} form a client of their own")
         owner, clients = owner + (owner.min() < 0), len(owners) + bool((owner < 0).any())
     held = _held_out(np.stack([y, *codes.values()], axis=1), owner, test_fraction, rng)
+    for one in wanted:
+        if one.column in groups:
+            _check_groups(one, codes[one.column], groups[one.column], y, classes, held)
     encoder = Encoder.of({name: table[name][~held] for name in names}, names)
     if encoder.constant:
         told = ", ".join(map(repr, encoder.constant))
@@ -197,6 +200,29 @@ def _held_out(strata: np.ndarray, owner: np.ndarray, fraction: float, rng: np.ra
                 held[row], wanted = True, wanted - 1
                 left[owner[row]] -= 1
     return held
+
+
+def _check_groups(
+    one: Wanted,
+    codes: np.ndarray,
+    labels: Sequence[str],
+    y: np.ndarray,
+    classes: Sequence[str],
+    held: np.ndarray,
+) -> None:
+    """Each group that a constraint compares has rows to train on and, where some are held out, rows to judge it by."""
+    counted = {"equal_opportunity": (1,), "equalized_odds": (0, 1)}.get(one.kind, (None,))
+    parts = {"to train on": ~held} | ({"to hold out": held} if held.any() else {})
+    for part, rows in parts.items():
+        for code, label in enumerate(labels):
+            for kind in counted:
+                if not (rows & (codes == code) & (True if kind is None else y == kind)).any():
+                    which = "" if kind is None else f" and class {classes[kind]!r}"
+                    also = ", or hold nothing out" if part == "to hold out" else ""
+                    raise SettingError(
+                        f"constraint {one.name}: there is no row of group {label!r}{which} {part}; "
+                        f"put the group together with another or leave its rows out{also}"
+                    )
 
 
 def _rows(which: np.ndarray) -> str:
