@@ -20,6 +20,7 @@ from fedsgm.grammar import OF_GROUPS, Wanted, build
 from fedsgm.models import MLP
 from fedsgm.problem import Mean, Problem
 from fedsgm.result import KINDS, Result
+from fedsgm.structs import check_count
 
 _FILE, _PARAMS, _VERSION = "model.json", "params.safetensors", 1
 
@@ -55,6 +56,7 @@ def prepare(
     """
     if not 0 <= test_fraction < 1:
         raise SettingError(f"the held-out fraction is {test_fraction:g}, but it must be from 0 to below 1")
+    check_count("fit", "seed", seed, least=0)
     notes = []
     labels = as_text(column(table, target, "target"))
     known = np.array([label is not None for label in labels])
@@ -80,7 +82,8 @@ def prepare(
     y = (labels == classes[1]).astype(np.float32)
     rng = np.random.default_rng(seed)
     if client_by is None:
-        if not 1 <= clients <= len(y):
+        check_count("fit", "clients", clients)
+        if clients > len(y):
             raise SettingError(f"clients: {clients} are asked for, but the table has {len(y)} rows")
         owner = rng.permutation(np.arange(len(y)) % clients)
     else:
