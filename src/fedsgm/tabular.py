@@ -156,12 +156,15 @@ class TableModel:
                 raise SettingError(f"{folder / _FILE} is not of a version that this fedsgm reads ({_VERSION})")
             if document["digest"] != hashlib.sha256((folder / _PARAMS).read_bytes()).hexdigest():
                 raise SettingError(f"{folder / _FILE} belongs to another run than the one in {folder}; fit again")
+            negative, positive = document["classes"]
+            if not all(isinstance(text, str) for text in (document["target"], negative, positive)):
+                raise TypeError("a name that is no text")
             return cls(
                 Encoder.from_json(document["columns"]),
                 MLP(tuple(document["hidden"])),
-                getattr(result, document["params"]),
+                {kind: getattr(result, kind) for kind in KINDS}[document["params"]],
                 document["target"],
-                tuple(document["classes"]),
+                (negative, positive),
             )
         except FileNotFoundError:
             raise SettingError(f"{folder} has no {_FILE}: give a folder that fedsgm fit wrote") from None
