@@ -196,6 +196,6 @@ def _columns(sensitive: Any, examples: int) -> dict[str, np.ndarray]:
 
 def _text(value: Any) -> str | None:
     """A label in words, None for what is missing; a whole number has no point."""
-    if value is None or value != value:
+    if value is None or type(value).__name__ == "NAType" or value != value:  # pandas' NA has no truth value
         return None
-    return str(int(value)) if isinstance(value, (float, np.floating)) and value == int(value) else str(value)
+    return str(int(value)) if isinstance(value, (float, np.floating)) and value.is_integer() else str(value)
