@@ -25,6 +25,21 @@ def positive(example):
     return example["y"] == 1
 
 
+@pytest.fixture(scope="session")
+def adult_folder():
+    """The folder beside the checkout that has the Adult files, or None, which is the loader's own cache."""
+    folder = Path(__file__).parents[2] / "shared" / "adult"
+    return folder if folder.is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def adult_tables(adult_folder):
+    """The Adult data, training and test."""
+    from fedsgm.data.adult import adult
+
+    return adult(adult_folder)
+
+
 SIZES = (7, 12, 9, 15, 8, 11)
 FEATURES = 4
 

@@ -280,7 +280,7 @@ def predict(
     from fedsgm.data.table import read_table
 
     trained = tabular.TableModel.load(folder)
-    rows = read_table(table)
+    rows = read_table(table, trained.encoder.texts)
     tabular.write_predictions(trained, rows, out)
     for name, count in trained.encoder.unseen(rows).items():
         which = "1 row has a value" if count == 1 else f"{count} rows have values"

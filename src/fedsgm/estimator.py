@@ -24,6 +24,7 @@ from fedsgm.models import MLP
 from fedsgm.problem import Constraint, Mean, Problem
 from fedsgm.rules import Soft
 from fedsgm.simulate import simulate
+from fedsgm.structs import check_count
 
 
 class FederatedConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -163,6 +164,7 @@ class FederatedConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: i
 
     def _owners(self, clients: Any, examples: int, seed: int) -> np.ndarray:
         if clients is None:
+            check_count(type(self).__name__, "n_clients", self.n_clients)
             shares = min(self.n_clients, examples)
             return np.random.default_rng(seed).permutation(np.arange(examples) % shares)
         labels = np.asarray(clients)
@@ -170,7 +172,8 @@ class FederatedConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: i
             raise SettingError(
                 f"clients has shape {labels.shape}, but it must say whose each of {examples} examples is"
             )
-        return np.unique(labels, return_inverse=True)[1]
+        owner, _ = numbered(np.array([_text(label) for label in labels], object))
+        return owner - min(owner.min(), 0)  # what has no label is a client of its own
 
 
 def _columns(sensitive: Any, examples: int) -> dict[str, np.ndarray]:
@@ -179,6 +182,10 @@ def _columns(sensitive: Any, examples: int) -> dict[str, np.ndarray]:
         return {}
     check_consistent_length(np.empty(examples), sensitive)
     if hasattr(sensitive, "columns"):
+        names = list(map(str, sensitive.columns))
+        for name in names:
+            if names.count(name) > 1:
+                raise SettingError(f"sensitive_features: the name {name!r} is there twice; rename one")
         columns = {str(name): np.asarray(sensitive[name]) for name in sensitive.columns}
     else:
         values = np.asarray(sensitive)
@@ -196,6 +203,6 @@ def _columns(sensitive: Any, examples: int) -> dict[str, np.ndarray]:
 
 def _text(value: Any) -> str | None:
     """A label in words, None for what is missing; a whole number has no point."""
-    if value is None or value != value:
+    if value is None or type(value).__name__ == "NAType" or value != value:  # pandas' NA has no truth value
         return None
-    return str(int(value)) if isinstance(value, (float, np.floating)) and value == int(value) else str(value)
+    return str(int(value)) if isinstance(value, (float, np.floating)) and value.is_integer() else str(value)

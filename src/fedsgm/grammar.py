@@ -158,4 +158,4 @@ class _Reader:
 def _nearest(word: str, known: Iterable[str]) -> str:
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
+    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"

@@ -35,7 +35,7 @@ class MLP:
 
     >>> model = MLP(hidden=(8,))
     >>> params = model.init(features=3, seed=0)
-    >>> model.score(params, {"x": jnp.zeros(3)}).shape
+    >>> model.score(params, {"x": np.zeros(3)}).shape
     ()
     """
 

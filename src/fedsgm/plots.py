@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ def plot(result: Result, path: Path) -> None:
     axes = figure.subplots(1, len(names), squeeze=False)[0]
     for axis, name in zip(axes, names, strict=True):
         _lines(axis, result.history[name], result.settings["seeds"])
-        axis.set(xlabel="round", ylabel=name, title=f"{name} over all clients")
+        shown = name.replace("$", r"\$")  # a name from a user's table is no formula
+        axis.set(xlabel="round", ylabel=shown, title=f"{shown} over all clients")
         axis.grid(alpha=0.25)
         if name in result.bounds:
             bound = result.bounds[name]
@@ -36,7 +38,9 @@ def plot(result: Result, path: Path) -> None:
         axis.legend(loc="upper right", frameon=False, fontsize=9)
     figure.suptitle(_title(result), fontsize=10)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix[1:], dpi=150)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(buffer, format=path.suffix[1:], dpi=150)
     write_atomically(path, buffer.getvalue())
 
 

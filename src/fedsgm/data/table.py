@@ -7,7 +7,7 @@ JSON, so that new rows are treated alike.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,21 +26,25 @@ Table = dict[str, np.ndarray]
 """Columns by name: numbers as float64 with NaN for what is missing, texts as objects with None."""
 
 
-def read_table(path: str | Path) -> Table:
-    """The columns of a CSV file (separated by comma, semicolon or tab, the first line names them) or a Parquet file."""
+def read_table(path: str | Path, texts: Collection[str] = ()) -> Table:
+    """The columns of a CSV file (separated by comma, semicolon or tab, the first line names them) or a Parquet file.
+
+    A column of CSV that has nothing but numbers is numbers, unless it is among the ``texts``: those a model knows as
+    categories, where 01 is not 1.
+    """
     path = Path(path)
     if not path.is_file():
         raise SettingError(f"{path}: {'a folder' if path.is_dir() else 'there is no such file'}; give a CSV or Parquet")
-    return parse_table(path.read_bytes(), str(path))
+    return parse_table(path.read_bytes(), str(path), texts)
 
 
-def parse_table(data: bytes, owner: str) -> Table:
+def parse_table(data: bytes, owner: str, texts: Collection[str] = ()) -> Table:
     """:func:`read_table` of a file's content; ``owner`` is who an error names."""
     import pyarrow as pa
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(pa.BufferReader(data)) if data[:4] == b"PAR1" else _parse_csv(data)
+        table = pyarrow.parquet.read_table(pa.BufferReader(data)) if data[:4] == b"PAR1" else _parse_csv(data, texts)
         columns = [_values(column) for column in table.columns]
     except (pa.ArrowException, UnicodeDecodeError) as error:
         first = str(error).splitlines()[0]
@@ -104,8 +108,8 @@ class Column:
         gone = np.isnan(values)
         fill = 0.0 if gone.all() else float(np.median(values[~gone]))
         filled = np.where(gone, fill, values)
-        # One missing value in a million is no feature, but a column of them is; a constant has no scale.
-        return cls(name, None, fill, float(filled.mean()), float(filled.std()), bool(gone.any()))
+        some = bool(gone.any() and not gone.all())  # what is always missing is a constant
+        return cls(name, None, fill, float(filled.mean()), float(filled.std()), some)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -163,6 +167,11 @@ class Encoder:
         parts = [c.encode(column(table, c.name, "the model's features")) for c in self.columns if c.features]
         return np.concatenate(parts, axis=1)
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The columns of categories."""
+        return tuple(column.name for column in self.columns if column.categories is not None)
+
     def unseen(self, table: Table) -> dict[str, int]:
         counts = {c.name: c.unseen(table[c.name]) for c in self.columns if c.features}
         return {name: count for name, count in counts.items() if count}
@@ -179,31 +188,48 @@ class Encoder:
         return cls(tuple(map(one, columns)))
 
 
-def _parse_csv(data: bytes) -> pa.Table:
+def _parse_csv(data: bytes, texts: Collection[str]) -> pa.Table:
     import pyarrow as pa
     from pyarrow import csv
 
     header = data.partition(b"\n")[0].decode("utf-8-sig")
-    # One block: the type of a column is then inferred from all its rows.
-    return csv.read_csv(
-        pa.BufferReader(data),
-        csv.ReadOptions(block_size=len(data) + 1),
-        csv.ParseOptions(delimiter=max(",;\t", key=header.count), newlines_in_values=True),
-        csv.ConvertOptions(null_values=_SPELLINGS, strings_can_be_null=True),
-    )
+
+    def read(types: dict[str, pa.DataType]) -> pa.Table:
+        # One block: the type of a column is then inferred from all its rows.
+        return csv.read_csv(
+            pa.BufferReader(data),
+            csv.ReadOptions(block_size=len(data) + 1),
+            csv.ParseOptions(delimiter=max(",;\t", key=header.count), newlines_in_values=True),
+            csv.ConvertOptions(null_values=_SPELLINGS, strings_can_be_null=True, column_types=types),
+        )
+
+    # What is no number stays as it is written: another file's rows may make another type of the same values.
+    found = read({})
+    kept = [field.name for field in found.schema if field.name.strip() in texts or not _is_number(field.type)]
+    return read(dict.fromkeys(kept, pa.string())) if kept else found
 
 
 def _values(column: pa.ChunkedArray) -> np.ndarray:
     import pyarrow as pa
 
-    kind = pa.types
-    if kind.is_dictionary(column.type):
+    if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if any(is_kind(column.type) for is_kind in (kind.is_integer, kind.is_floating, kind.is_decimal, kind.is_null)):
+    if _is_number(column.type):
         numbers = np.array(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
         return np.where(np.isfinite(numbers), numbers, np.nan)
-    texts = [None if text is None else text.strip() for text in column.cast(pa.string()).to_pylist()]
-    return np.array([None if text in MISSING else text for text in texts], object)
+    return np.array([_text(text) for text in column.cast(pa.string()).to_pylist()], object)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    from pyarrow import types
+
+    return any(one(kind) for one in (types.is_integer, types.is_floating, types.is_decimal, types.is_null))
+
+
+def _text(value: str | None) -> str | None:
+    """A value without the spaces around it; truth values are alike however a program writes them."""
+    text = "" if value is None else value.strip()
+    return None if text in MISSING else text.lower() if text.lower() in ("true", "false") else text
 
 
 def _numbers(name: str, values: np.ndarray) -> np.ndarray:
