@@ -17,6 +17,7 @@ from sklearn.metrics import recall_score
 
 import fedsgm as fs
 from fedsgm import cli, tabular
+from fedsgm.baselines import IPPConEx
 from test_cli import FILES, Run, assert_one_error, call, same_bits, spellings
 
 ROWS = 3000
@@ -72,8 +73,9 @@ def damaged(base, tmp_path):
 
 def test_verdict(base):
     lines = base.run.called.out.splitlines()
-    assert lines[0].startswith("FEASIBLE: the last parameters are within every bound on the training data")
-    assert lines[: len(base.run.document["verdict"])] == base.run.document["verdict"]
+    assert lines[0].startswith("Model: within every bound on the training data; the last parameters; ")
+    assert lines[2].startswith("FEASIBLE: the last parameters are within every bound on the training data")
+    assert lines[2 : 2 + len(base.run.document["verdict"])] == base.run.document["verdict"]
     assert {path.name for path in base.folder.iterdir()} == {*FILES, "model.json"}
     assert f"fedsgm predict {base.folder} NEW.csv" in lines[-1]
 
@@ -153,8 +155,8 @@ def test_settings_of_a_fit_repeat_it_bit_for_bit(table, tmp_path):
 def assert_not_feasible(called, folder, table):
     """Such a loss cannot be had in 20 rounds: exit code 3, with a model that is written all the same, and says so."""
     assert called.code == 3, called.err
-    assert called.out.startswith("NOT FEASIBLE: ")
-    assert "which are over a bound; no iterate was within all of them" in called.out
+    assert called.out.startswith("Model: OVER A BOUND on the training data; ")
+    assert "\nNOT FEASIBLE: " in called.out
     assert call("predict", folder, table).code == 0
 
 
@@ -231,7 +233,18 @@ CASES = [
     Case("--rule hard", lambda run: run.algorithm.rule == fs.Hard()),
     Case("--rule soft --beta 7", lambda run: run.algorithm.rule == fs.Soft(7.0)),
     Case("--rule penalty --rho 2", lambda run: run.algorithm.rule == fs.Penalty(2.0)),
-    Case("--rule primal-dual --dual-step 3", lambda run: run.algorithm.rule == fs.PrimalDual(3.0)),
+    Case("--rule primal-dual --dual-step 3 --augment 2", lambda run: run.algorithm.rule == fs.PrimalDual(3.0, 2.0)),
+    Case(
+        "--rule ipp-conex --proximal 3 --primal-scale 4 --dual-scale 5 --inner-steps 6",
+        lambda run: (
+            run.algorithm == IPPConEx(3.0, 4.0, 5.0, inner_steps=6, local_steps=2, batch_size=128)
+            and len(run.clients) == 1
+        ),
+    ),
+    Case(
+        "--centralized --rounds 7 --local-steps 3",
+        lambda run: len(run.clients) == 1 and run.rounds == 21 and run.algorithm.local_steps == 1,
+    ),
     Case("--step-size 0.25", lambda run: run.algorithm.step_size == 0.25),
     Case("--local-steps 3", lambda run: run.algorithm.local_steps == 3),
     Case("--participants 3", lambda run: run.algorithm.participants == 3),
@@ -263,7 +276,7 @@ CASES = [
     Case("--clients 7", lambda run: len(run.clients) == 7 and np.ptp(run.clients.counts) < 60),
     Case("--client-by race", lambda run: len(run.clients) == 5 and features(run) == ALL - 5),
     Case("--client-by race --clients 7", lambda run: len(run.clients) == 5),
-    Case("--model logistic --hidden 5", lambda run: len(run.params) == 1 and features(run) == ALL),
+    Case("--model logistic", lambda run: len(run.params) == 1 and features(run) == ALL),
     Case("--model mlp", lambda run: [layer["b"].shape for layer in run.params] == [(64,), ()]),
     Case("--model mlp --hidden 5,3", lambda run: [layer["b"].shape for layer in run.params] == [(5,), (3,), ()]),
     Case("--drop sex", lambda run: features(run) == ALL - 2),
@@ -376,8 +389,8 @@ def test_new_rows_with_unseen_categories(strange, tmp_path):
     assert called.code == 0, called.err
     assert called.out == ""
     assert called.err.splitlines() == [
-        "note: 2 rows have values of 'couleur préférée' that training did not have; treated as no category",
-        "note: 1 row has a value of '性別' that training did not have; treated as no category",
+        "note: 2 rows have values of 'couleur préférée' that are no category of the model; treated as none",
+        "note: 1 row has a value of '性別' that are no category of the model; treated as none",
     ]
     predicted = pd.read_csv(tmp_path / "p.csv")
     assert list(predicted) == ["Entscheidung", "probability of nein"]
@@ -437,6 +450,12 @@ NOT_FITTED = {
     "no clients": (None, "--clients 0", ("clients=0", "1 or more")),
     "all held out": (None, "--test-fraction 1", ("held-out fraction is 1", "below 1")),
     "less than nothing held out": (None, "--test-fraction -0.1", ("held-out fraction is -0.1", "from 0")),
+    "hidden layers of a logistic model": (None, "--hidden 5", ("--hidden 5", "--model mlp")),
+    "a constraint twice": (
+        None,
+        "--constraint class_loss(nein)<=0.5 --constraint class_loss(nein)<=0.6",
+        ("class_loss(nein)", "twice"),
+    ),
     "no positive": (None, "--positive Ja", ("positive", "'Ja'", "'ja, sofort' and 'nein'")),
     "no such class": (None, "--constraint error_rate(Entscheidung==ja)<=0.5", ("'ja'", "'ja, sofort' and 'nein'")),
     "not the target": (None, "--constraint error_rate(konstant==immer)<=0.5", ("'konstant' is not the target",)),

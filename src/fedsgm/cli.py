@@ -199,8 +199,8 @@ def fit(
     clients: Annotated[int, option(panel=PROBLEM, help="Without --client-by: equal random shares, so many.")] = 10,
     model: Annotated[ModelName, option(panel=PROBLEM, metavar="MODEL", help="logistic or mlp.")] = ModelName.logistic,
     hidden: Annotated[
-        str, option(panel=PROBLEM, help="Widths of the mlp's hidden layers, such as 64 or 64,32.")
-    ] = "64",
+        str | None, option(panel=PROBLEM, help="Widths of the mlp's hidden layers, such as 64,32; 64 unless told.")
+    ] = None,
     drop: Annotated[
         list[str] | None, option(panel=PROBLEM, help="Column that is no feature; may be given again.")
     ] = None,
@@ -230,7 +230,9 @@ def fit(
     from fedsgm.models import MLP
 
     wanted = [grammar.parse(text) for text in constraint or []]
-    net = MLP(_widths(hidden) if model is ModelName.mlp else ())
+    if hidden is not None and model is ModelName.logistic:
+        raise SettingError(f"--hidden {hidden}: a logistic model has no hidden layers; add --model mlp")
+    net = MLP(_widths(hidden or "64") if model is ModelName.mlp else ())
     prepared = tabular.prepare(
         read_table(table),
         target=target,
@@ -247,13 +249,12 @@ def fit(
         print(f"note: {note}", file=sys.stderr)
     params = net.init(len(prepared.encoder.features), seed=flags.seed)
     result = flags.simulate(problem, prepared.clients, params, prepared.test)
-    print(result.verdict(), flush=True)
     kind = result.choose()
     trained = tabular.TableModel(prepared.encoder, net, getattr(result, kind), target, prepared.classes)
-    print(f"\nModel: {tabular.describe(trained, kind, result, prepared)}")
+    print(f"Model: {tabular.describe(trained, kind, result, prepared)}\n\n{result.verdict()}", flush=True)
     _save(result, flags.out, f"fit {table}", _plain(settings) | flags.settings())
     trained.save(flags.out, kind)
-    print(f"Apply it: fedsgm predict {flags.out} NEW.csv")
+    print(f"Its model is in model.json. Apply it: fedsgm predict {flags.out} NEW.csv")
     return 3 if flags.require_feasible and not tabular.meets(result, kind) else 0
 
 
@@ -284,7 +285,7 @@ def predict(
     tabular.write_predictions(trained, rows, out)
     for name, count in trained.encoder.unseen(rows).items():
         which = "1 row has a value" if count == 1 else f"{count} rows have values"
-        print(f"note: {which} of {name!r} that training did not have; treated as no category", file=sys.stderr)
+        print(f"note: {which} of {name!r} that are no category of the model; treated as none", file=sys.stderr)
 
 
 @app.command()

@@ -37,7 +37,7 @@ class FederatedConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: i
             names are those of ``sensitive_features``; with one of them ``"demographic_parity <= 0.05"`` will do), or a
             :class:`fedsgm.Constraint` on examples with the features ``"x"``, the label ``"y"`` (0 or 1) and each
             sensitive feature's group number by name.
-        hidden: widths of the hidden layers; none is logistic regression.
+        hidden: widths of the hidden layers, or one width; none is logistic regression.
         n_clients: equal random shares of the examples, where ``fit`` is not told whose they are.
         rule, step_size, local_steps, participants, batch_size, uplink, downlink: as in :class:`fedsgm.FedSGM`.
         rounds: communication rounds.
@@ -53,7 +53,7 @@ class FederatedConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: i
         self,
         constraints: Sequence[str | Constraint] = (),
         *,
-        hidden: Sequence[int] = (),
+        hidden: int | Sequence[int] = (),
         n_clients: int = 10,
         rule: Any = None,
         step_size: float = 0.1,
@@ -100,7 +100,7 @@ class FederatedConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: i
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         columns = _columns(sensitive_features, len(X))
         coded = {name: numbered(values) for name, values in columns.items()}
-        model = MLP(tuple(self.hidden))
+        model = self._model()
         problem = self._problem(model, {name: labels for name, (_, labels) in coded.items()})
         examples = {"x": X, "y": codes.astype(np.float32)} | {name: numbers for name, (numbers, _) in coded.items()}
         owner = self._owners(clients, len(X), seed)
@@ -139,7 +139,7 @@ class FederatedConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: i
         """The probabilities of the negative and the positive class, [examples, 2]."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float32, reset=False)
-        scores = jax.vmap(MLP(tuple(self.hidden)).score, (None, 0))(self.params_, {"x": X})
+        scores = jax.vmap(self._model().score, (None, 0))(self.params_, {"x": X})
         positive = np.asarray(scores, np.float64)
         return np.stack([1 - positive, positive], axis=1)
 
@@ -152,6 +152,9 @@ class FederatedConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: i
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_class = False
         return tags
+
+    def _model(self) -> MLP:
+        return MLP((self.hidden,) if isinstance(self.hidden, int) else tuple(self.hidden))
 
     def _problem(self, model: MLP, groups: dict[str, tuple[str, ...]]) -> Problem:
         given = [self.constraints] if isinstance(self.constraints, (str, Constraint)) else self.constraints

