@@ -24,7 +24,7 @@ STEPS = (0.03, 0.06, 0.1)
 RULES = {
     "hard": [fs.Hard()],
     "soft": [fs.Soft(40.0), fs.Soft(100.0)],
-    "penalty": [fs.Penalty(0.1), fs.Penalty(1.0), fs.Penalty(10.0)],
+    "penalty": [fs.Penalty(0.1), fs.Penalty(1.0), fs.Penalty(3.0), fs.Penalty(10.0)],
 }
 
 
