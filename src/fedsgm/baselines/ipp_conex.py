@@ -125,7 +125,9 @@ class IPPConEx:
         first = inner.step < 0
         centre = jnp.where(first, x, inner.centre)
         away = x - centre
-        value = measured.violation + self.proximal / 2 * (away @ away)
+        # No constraint, or a batch that cannot tell: the last linearisation and y stay as they are.
+        known = jnp.isfinite(measured.violation)
+        value = jnp.where(known, measured.violation + self.proximal / 2 * (away @ away), inner.linear)
         linear, previous = (jnp.where(first, value, old) for old in (inner.linear, inner.previous))
         t = jnp.maximum(inner.step, 0)
         s = t + self.offset
@@ -136,8 +138,9 @@ class IPPConEx:
 
         theta = (s + 1) / (s + 2)
         extrapolated = (1 + theta) * linear - theta * previous
-        y = jnp.maximum(0, inner.multiplier + (t + 1) / self.dual_scale * extrapolated)
-        slope = gradient(0, 1)
+        moved = jnp.maximum(0, inner.multiplier + (t + 1) / self.dual_scale * extrapolated)
+        y = jnp.where(known, moved, inner.multiplier)
+        slope = jnp.where(known, gradient(0, 1), 0)
         new = task.project(self.project, x - (gradient(1, 0) + y * slope) / (self.primal_scale * (s + 1)))
         weight = inner.weight + s + 2
         average = inner.average + (s + 2) / weight * (new - inner.average)
