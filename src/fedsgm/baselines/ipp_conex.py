@@ -79,9 +79,13 @@ class IPPConEx:
     def __post_init__(self) -> None:
         for name in ("proximal", "primal_scale", "dual_scale"):
             check_number("IPPConEx", name, getattr(self, name), above=0)
-        check_number("IPPConEx", "offset", self.offset, least=0)
+        for name in ("offset", "tolerance"):
+            check_number("IPPConEx", name, getattr(self, name), least=0)
         for name in ("inner_steps", "local_steps"):
             check_count("IPPConEx", name, getattr(self, name))
+        for name in ("batch_size", "constraint_batch_size"):
+            if getattr(self, name) is not None:
+                check_count("IPPConEx", name, getattr(self, name))
 
     def init(self, w: Any) -> Server:
         return Server(w, None, self.rule.init())
