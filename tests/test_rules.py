@@ -148,7 +148,7 @@ def test_primal_dual_state_is_the_multiplier():
 
 
 def test_primal_dual_augmented():
-    """The weight is that of the augmented Lagrangian, the multiplier the plain rule's: the two differ by augment * v."""
+    """The weight is that of the augmented Lagrangian, the multiplier the plain rule's; apart by augment * v."""
     rng = np.random.default_rng(1)
     violations = rng.normal(0, 1, 200).astype(np.float32)
     violations[:3] = -1, 2, -1
