@@ -22,6 +22,7 @@ class Row:
 
     label: str
     kind: str  # rows of a kind share a colour
+    seeds: Sequence[int]
     objective: Sequence[float]
     constraints: dict[str, Sequence[float]]
     excess: Sequence[float]  # the largest value - bound
@@ -33,6 +34,7 @@ class Row:
         return cls(
             label,
             _kind(result.settings["algorithm"]),
+            result.settings["seeds"],
             last.pop("objective"),
             last,
             result.excess("train")[0].tolist(),

@@ -83,14 +83,14 @@ def _save(path: Path, base: dict[str, Any], rows: Sequence[Row]) -> None:
         {
             "setting": row.label,
             "kind": row.kind,
-            "seed": base["seed"] + j,
+            "seed": seed,
             "objective": row.objective[j],
             "excess": row.excess[j],
             "feasible_rounds": row.feasible_rounds[j],
             **{f"constraint {name}": row.constraints[name][j] for name in names},
         }
         for row in rows
-        for j in range(len(row.objective))
+        for j, seed in enumerate(row.seeds)
     ]
     table = pa.Table.from_pylist(lines).replace_schema_metadata({"fedsgm": json.dumps(base)})
     sink = pa.BufferOutputStream()
@@ -123,6 +123,7 @@ def _load(path: Path, base: dict[str, Any]) -> list[Row]:
             Row(
                 name,
                 seeds[0]["kind"],
+                [line["seed"] for line in seeds],
                 [line["objective"] for line in seeds],
                 {key.removeprefix("constraint "): [line[key] for line in seeds] for key in constraints},
                 [line["excess"] for line in seeds],
