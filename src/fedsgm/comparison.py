@@ -47,6 +47,11 @@ class Row:
         return bool((np.asarray(self.excess) <= 0).all())
 
     @property
+    def worst(self) -> float:
+        """The worst seed's excess; not a number if one diverged."""
+        return float(np.max(self.excess))
+
+    @property
     def mean(self) -> float:
         return float(np.mean(self.objective))
 
@@ -59,7 +64,7 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
     """The feasible ones by objective, then the others by how far they are over a bound."""
 
     def key(row: Row) -> tuple[bool, float]:
-        value = row.mean if row.feasible else max(row.excess)
+        value = row.mean if row.feasible else row.worst
         return not row.feasible, value if np.isfinite(value) else np.inf
 
     return sorted(rows, key=key)
@@ -72,13 +77,12 @@ def table(rows: Sequence[Row]) -> str:
     lines = [head]
     for row in rows:
         within = int((np.asarray(row.excess) <= 0).sum())
-        over = max(row.excess)
         lines.append(
             [
                 row.label,
                 number(row.mean),
-                *(number(max(row.constraints[name])) if name in row.constraints else "" for name in names),
-                "within" if over <= 0 else number(over),
+                *(number(np.max(row.constraints[name])) if name in row.constraints else "" for name in names),
+                "within" if row.worst <= 0 else number(row.worst),
                 f"{within} of {len(row.excess)}",
                 f"{np.mean(row.feasible_rounds):.0%}",
             ]

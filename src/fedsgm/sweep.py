@@ -68,7 +68,7 @@ def run(
             result = simulate(setting)
             rows.append(Row.of(label(setting), result))
             _save(folder / FILE, base, rows)
-            bar.update(len(rows), objective=rows[-1].mean, over=max(rows[-1].excess))
+            bar.update(len(rows), objective=rows[-1].mean, over=rows[-1].worst)
     wanted = {label(setting) for setting in settings}
     return [row for row in rows if row.label in wanted]
 
