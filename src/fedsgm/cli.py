@@ -105,6 +105,10 @@ def _sweep(flags: RunFlags, vary: list[str], resume: bool, setup: Setup, own: di
     data = functools.cache(lambda **given: setup(**given))
 
     reduced = [relevant(setting, setting.get("rule", flags.rule)) for setting in settings]
+    for name in settings[0]:
+        if not any(name in setting for setting in reduced):
+            rules = ", ".join(sorted({str(setting.get("rule", flags.rule)) for setting in settings}))
+            raise SettingError(f"--vary {name.replace('_', '-')}: nothing would change, {rules} does not use it")
     distinct = list({sweeps.label(setting): setting for setting in reduced}.values())
 
     def simulate(setting: dict[str, Any]) -> Any:
