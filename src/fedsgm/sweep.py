@@ -63,12 +63,13 @@ def run(
     done = {row.label for row in rows}
     missing = [setting for setting in settings if label(setting) not in done]
     with Progress("sweep", len(settings), show=progress, unit="setting") as bar:
-        bar.update(len(settings) - len(missing))
-        for setting in missing:
+        had = len(settings) - len(missing)
+        bar.update(had)
+        for i, setting in enumerate(missing, start=1):
             result = simulate(setting)
             rows.append(Row.of(label(setting), result))
             _save(folder / FILE, base, rows)
-            bar.update(len(rows), objective=rows[-1].mean, over=rows[-1].worst)
+            bar.update(had + i, objective=rows[-1].mean, over=rows[-1].worst)
     wanted = {label(setting) for setting in settings}
     return [row for row in rows if row.label in wanted]
 
