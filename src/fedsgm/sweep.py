@@ -95,7 +95,7 @@ def _save(path: Path, base: dict[str, Any], rows: Sequence[Row]) -> None:
     ]
     table = pa.Table.from_pylist(lines).replace_schema_metadata({"fedsgm": json.dumps(base)})
     sink = pa.BufferOutputStream()
-    pyarrow.parquet.write_table(table, sink)
+    pyarrow.parquet.write_table(table, sink, write_page_checksum=True)
     write_atomically(path, sink.getvalue().to_pybytes())
 
 
@@ -106,16 +106,19 @@ def _load(path: Path, base: dict[str, Any]) -> list[Row]:
     if not path.is_file():
         return []
     try:
-        table = pyarrow.parquet.read_table(path)
+        table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
         kept = json.loads((table.schema.metadata or {})[b"fedsgm"])
-        lines = table.to_pylist()
-    except (pa.ArrowException, KeyError, ValueError) as error:
+        rows = _rows(table.to_pylist())
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise SettingError(f"{path} is no sweep that can be gone on with ({type(error).__name__}); remove it") from None
     if kept != base:
         name = next(key for key in (*kept, *base) if kept.get(key) != base.get(key))
-        raise SettingError(
-            f"--resume: the sweep in {path.parent} has {name} = {kept.get(name)!r}, this one {base.get(name)!r}"
-        )
+        there, here = (repr(given[name]) if name in given else "varied or not set" for given in (kept, base))
+        raise SettingError(f"--resume: the sweep in {path.parent} has another {name}: {there} there, {here} here")
+    return rows
+
+
+def _rows(lines: list[dict[str, Any]]) -> list[Row]:
     rows = []
     for name, group in itertools.groupby(lines, key=lambda line: line["setting"]):
         seeds = list(group)
