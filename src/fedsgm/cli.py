@@ -319,8 +319,8 @@ def compare(
     from fedsgm.result import Result
 
     results = [Result.load(folder) for folder in folders]
-    names = [folder.name for folder in folders]
-    labels = [str(folder) if names.count(folder.name) > 1 else folder.name for folder in folders]
+    names = [folder.resolve().name for folder in folders]
+    labels = [str(folder) if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)]
     rows = [comparison.Row.of(label, result) for label, result in zip(labels, results, strict=True)]
     print(f"{comparison.table(rows)}\n\n{comparison.best(rows)}")
     comparison.plot(rows, plot, results)
