@@ -1,5 +1,6 @@
 """The presets and IPP-ConEx against known optima, and against loops in NumPy that follow the methods' own papers."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -414,6 +415,19 @@ SCALES = {"proximal": 1.0, "primal_scale": 1.0, "dual_scale": 1.0}
 def test_ipp_conex_refuses(name, value, words):
     with pytest.raises(fs.SettingError, match=rf"^IPPConEx: {name}=.*, but it must be {words}$"):
         IPPConEx(**SCALES | {name: value})
+
+
+@pytest.mark.parametrize("scale", [0.25, 4.0])
+def test_ipp_conex_minds_the_constraint_s_scale(scale):
+    """In units of the scale the constraint is (g - bound) / scale: the same optimum, its multiplier scale times g's."""
+    known = quadratic()
+    scaled = dataclasses.replace(known.problem.constraints[0], scale=scale)
+    problem = fs.Problem(objective=known.problem.objective, constraints=[scaled])
+    algorithm = ipp_conex(known, r=0.5, a=1.0, M=0.4 / scale, t0=4.0)
+    whole = presets.centralized(known.clients)
+    result = fs.simulate(algorithm, problem, whole, known.start.astype(np.float32), rounds=1000, progress=False)
+    np.testing.assert_allclose(result.last, known.optimum, atol=2e-3)
+    np.testing.assert_allclose(result.history["multiplier"][0, -1], scale * multiplier_of(known), rtol=1e-2)
 
 
 def test_ipp_conex_without_a_constraint_is_proximal_descent():
