@@ -144,6 +144,7 @@ def test_primal_dual_fedavg_plain_and_augmented():
         np.testing.assert_allclose(result.last, w, atol=1e-4)
         np.testing.assert_allclose(result.last, known.optimum, atol=1e-4)
         np.testing.assert_allclose(result.history["multiplier"][0, -1], target, rtol=1e-3)
+        np.testing.assert_allclose(result.multiplier, target, rtol=1e-3)
         overshoot[augment] = result.history["multiplier"].max() / target - 1
     assert overshoot[0.0] > 0.1
     assert overshoot[3.0] < overshoot[0.0] / 10
