@@ -21,6 +21,8 @@ import typer
 
 import fedsgm
 from fedsgm import cli, flags, progress, wire
+from fedsgm.data.breast_cancer import breast_cancer
+from test_baselines import constraint_extrapolation
 
 RUN = ("run", "neyman-pearson")
 TINY = ("--rounds", "5", "--clients", "4", "--participants", "2", "--seeds", "1", "--no-progress")
@@ -131,6 +133,58 @@ def measured(run: Run) -> list[bool]:
     return patterns[0]
 
 
+def losses(w: np.ndarray) -> tuple[float, np.ndarray, float, np.ndarray]:
+    """The majority's and the minority's loss over all training data and their gradients, by hand in float64."""
+    train, _ = breast_cancer(split=0)
+    found = []
+    for label in (0, 1):
+        rows = train["x"][train["y"] == label].astype(np.float64)
+        rows = np.concatenate([np.ones((len(rows), 1)), rows], axis=1)  # the bias comes first in the parameters
+        sign = 1 - 2 * label
+        found += [
+            np.logaddexp(0, sign * rows @ w).mean(),
+            sign / (1 + np.exp(-sign * rows @ w)) @ rows / len(rows),
+        ]
+    return tuple(found)
+
+
+def switching_by_hand(*, step_size: float, bound: float) -> list[np.ndarray]:
+    """Twenty-five steps of the centralised switching gradient, each fifth."""
+    w, path = np.zeros(D), []
+    for _ in range(25):
+        _, of_f, g, of_g = losses(w)
+        w = w - step_size * (of_g if g > bound else of_f)
+        path.append(w)
+    return path[4::5]
+
+
+def ipp_conex_by_hand(*, proximal, primal, dual, inner, bound) -> list[np.ndarray]:
+    """Twenty-five inner steps, each fifth: a / 2 is the primal scale and 32 M^2 / a the dual."""
+    path = constraint_extrapolation(
+        lambda w: losses(w)[1],
+        lambda w: losses(w)[2] - bound,
+        lambda w: losses(w)[3],
+        lambda w: w,
+        np.zeros(D),
+        r=proximal,
+        a=2 * primal,
+        M=np.sqrt(dual * 2 * primal / 32),
+        t0=0,
+        steps=25,
+        inner=inner,
+    )
+    return [w for w, _ in path][4::5]
+
+
+def follows(run: Run, path: list[np.ndarray]) -> bool:
+    """The run's measured values are those of this path."""
+    for i, name in ((0, "objective"), (2, "minority")):
+        values = run.history[name][0]
+        np.testing.assert_allclose(values[~np.isnan(values)], [losses(w)[i] for w in path], rtol=1e-3)
+    np.testing.assert_allclose(run.vector, path[-1], rtol=1e-3, atol=1e-4)
+    return True
+
+
 CASES = [
     Case(
         "--rule hard --bound 0.3",
@@ -151,7 +205,36 @@ CASES = [
     Case(
         "--rule primal-dual --dual-step 4 --bound 0.55",
         lambda run, _: (
-            run.algorithm["rule"] == {"is": "PrimalDual", "step": 4} and weight_is(run, lambda v: multipliers(v, 4))
+            run.algorithm["rule"] == {"is": "PrimalDual", "step": 4, "augment": 0}
+            and weight_is(run, lambda v: multipliers(v, 4))
+            and np.array_equal(run.history["multiplier"], run.history["weight"])
+        ),
+    ),
+    Case(
+        "--rule primal-dual --dual-step 4 --augment 3 --bound 0.55",
+        lambda run, _: (
+            run.algorithm["rule"] == {"is": "PrimalDual", "step": 4, "augment": 3}
+            and weight_is(run, lambda v: np.maximum(0, multipliers(v, 4) + 3 * v))
+            and np.allclose(run.history["multiplier"][0], multipliers(run.history["violation"][0], 4), atol=1e-6)
+        ),
+    ),
+    Case(
+        "--rule ipp-conex --proximal 0.5 --primal-scale 3 --dual-scale 0.5 --inner-steps 7 --bound 0.3",
+        lambda run, _: (
+            run.algorithm["is"] == "IPPConEx"
+            and (run.settings["clients"], run.settings["rounds"], run.algorithm["local_steps"]) == (1, 5, 5)
+            and follows(run, ipp_conex_by_hand(proximal=0.5, primal=3, dual=0.5, inner=7, bound=0.3))
+            and run.history["multiplier"].any()
+        ),
+    ),
+    Case(
+        "--centralized --rule hard --bound 0.3 --uplink none --downlink none",
+        lambda run, _: (
+            (run.settings["clients"], run.settings["rounds"], run.algorithm["local_steps"]) == (1, 25, 1)
+            and (run.algorithm["participants"], run.settings["evaluate_every"]) == (None, 5)
+            and follows(run, switching_by_hand(step_size=0.3, bound=0.3))
+            and weight_is(run, lambda v: v > 0)
+            and run.toml["centralized"] is True
         ),
     ),
     Case(
@@ -545,6 +628,8 @@ def test_an_empty_config_changes_nothing(base, tmp_path):
         "--rule penalty --rho 0.3 --uplink layers:topk:0.2 --downlink int4:8 --radius 0.7 --batch-size 4 --seed 3",
         "--rule primal-dual --dual-step 4 --tolerance 0.01 --bound 0.55 --split 2",
         "--box 0.1 --downlink none",
+        "--rule ipp-conex --proximal 0.5 --primal-scale 3 --dual-scale 0.5 --inner-steps 7 --bound 0.3",
+        "--centralized --rule hard --bound 0.3 --uplink none --downlink none",
         "--rho inf --dual-step nan",
     ],
 )
@@ -618,7 +703,9 @@ def test_help(arguments, words):
     assert [word for word in words if word.lower() not in text] == []
 
 
-@pytest.mark.parametrize("path", [("run", "neyman-pearson"), ("show",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "path", [("run", "neyman-pearson"), ("sweep", "neyman-pearson"), ("show",), ("compare",)], ids=" ".join
+)
 def test_help_names_every_flag(path):
     """On a terminal of the usual 80 columns, and in full."""
     command = typer.main.get_command(cli.app)
@@ -629,7 +716,7 @@ def test_help_names_every_flag(path):
     assert {flag for flag in flags if not re.search(rf"{flag}(?![\w-])", shown)} == set()
 
 
-@pytest.mark.parametrize("arguments", [(), ("run",)], ids=["fedsgm", "fedsgm run"])
+@pytest.mark.parametrize("arguments", [(), ("run",), ("sweep",)], ids=["fedsgm", "fedsgm run", "fedsgm sweep"])
 def test_no_arguments_print_the_help(arguments):
     shown = call(*arguments)
     assert shown.code in (0, 2)
@@ -674,6 +761,18 @@ WRONG_FLAGS = {
     "--beta 0": ("beta=0.0", "above 0"),
     "--rule penalty --rho -1": ("rho=-1.0",),
     "--rule primal-dual --dual-step 0": ("step=0.0", "above 0"),
+    "--rule primal-dual --augment -1": ("augment=-1.0", "0 or more"),
+    "--rule ipp-conex --proximal 0": ("proximal=0.0", "above 0"),
+    "--rule ipp-conex --primal-scale nan": ("primal_scale=nan", "finite"),
+    "--rule ipp-conex --dual-scale -1": ("dual_scale=-1.0", "above 0"),
+    "--rule ipp-conex --inner-steps 0": ("inner_steps=0", "1 or more"),
+    "--rule ipp-conex --inner-steps 2.5": ("--inner-steps", "integer"),
+    "--rule ipp-conex --local-steps 0": ("local_steps=0", "1 or more"),
+    "--rule ipp-conex --batch-size -2": ("batch_size=-2",),
+    "--rule ipp-conex --tolerance -1": ("tolerance=-1.0",),
+    "--rule conex": ("--rule", "conex", "ipp-conex"),
+    "--centralized --local-steps 0": ("local_steps=0", "1 or more"),
+    "--centralized yes": ("unexpected extra argument", "yes"),
     "--batch-size -2": ("batch_size=-2",),
     "--constraint-batch-size -2": ("constraint_batch_size=-2",),
     "--evaluate-every -1": ("evaluate_every=-1", "0 or more"),

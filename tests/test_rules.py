@@ -7,7 +7,16 @@ import pytest
 
 from fedsgm import Hard, Penalty, PrimalDual, SettingError, Soft, Unconstrained
 
-RULES = [Hard(), Soft(40.0), Soft(1e30), Penalty(0.0), Penalty(2.5), PrimalDual(0.5), Unconstrained()]
+RULES = [
+    Hard(),
+    Soft(40.0),
+    Soft(1e30),
+    Penalty(0.0),
+    Penalty(2.5),
+    PrimalDual(0.5),
+    PrimalDual(0.5, 2.0),
+    Unconstrained(),
+]
 # Minus infinity is the violation of a problem without constraints.
 VIOLATIONS = np.float32([-np.inf, -1e6, -1, -1 / 40, -1e-3, -0.0, 0, 1e-30, 1e-3, 1 / 40, 1, 1e6])
 
@@ -138,6 +147,36 @@ def test_primal_dual_state_is_the_multiplier():
     np.testing.assert_array_equal(constraint, [2, 8])
 
 
+def test_primal_dual_augmented():
+    """The weight is that of the augmented Lagrangian, the multiplier the plain rule's; apart by augment * v."""
+    rng = np.random.default_rng(1)
+    violations = rng.normal(0, 1, 200).astype(np.float32)
+    violations[:3] = -1, 2, -1
+    multipliers, expected, multiplier = [], [], 0.0
+    for violation in violations.astype(np.float64):
+        multiplier = max(0.0, multiplier + 0.3 * violation)
+        multipliers.append(multiplier)
+        expected.append(max(0.0, multiplier + 1.5 * violation))
+    state, (objective, constraint) = decide_each(PrimalDual(0.3, 1.5), violations)
+    np.testing.assert_allclose(constraint, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(state, multipliers[-1], rtol=1e-4)
+    np.testing.assert_array_equal(objective, 1)
+    assert constraint[2] == 0, "0.3 are left of the multiplier, but the weight is never negative"
+    assert multipliers[2] == pytest.approx(0.3)
+
+
+def test_primal_dual_without_augmentation_is_the_plain_rule():
+    np.testing.assert_array_equal(weights(PrimalDual(0.5, 0.0), VIOLATIONS), weights(PrimalDual(0.5), VIOLATIONS))
+
+
+@pytest.mark.parametrize("augment", [0.0, 2.0])
+@pytest.mark.parametrize("unknown", [-np.inf, np.nan])
+def test_primal_dual_keeps_its_multiplier_where_the_violation_is_unknown(augment, unknown):
+    state, (_, constraint) = decide_each(PrimalDual(2.0, augment), np.float32([1, unknown, unknown, 3]))
+    assert state == 8
+    np.testing.assert_array_equal(constraint, [2 + augment, 2, 2, 8 + 3 * augment])
+
+
 def test_unconstrained():
     objective, constraint = weights(Unconstrained(), VIOLATIONS)
     np.testing.assert_array_equal(objective, 1)
@@ -152,6 +191,7 @@ def test_refuses_what_is_not_above_zero(rule, name, value):
 
 
 @pytest.mark.parametrize("value", [-1, -1e-9, float("nan"), float("inf"), "1", None, False], ids=repr)
-def test_penalty_refuses_what_is_below_zero(value):
-    with pytest.raises(SettingError, match=r"^Penalty: rho=.*, but it must be a finite number 0 or more$"):
-        Penalty(value)
+@pytest.mark.parametrize(("rule", "name"), [(Penalty, "rho"), (lambda value: PrimalDual(1.0, value), "augment")])
+def test_refuses_what_is_below_zero(rule, name, value):
+    with pytest.raises(SettingError, match=rf"^\w+: {name}=.*, but it must be a finite number 0 or more$"):
+        rule(value)

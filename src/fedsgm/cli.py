@@ -105,6 +105,10 @@ def _sweep(flags: RunFlags, vary: list[str], resume: bool, setup: Setup, own: di
     data = functools.cache(lambda **given: setup(**given))
 
     reduced = [relevant(setting, setting.get("rule", flags.rule)) for setting in settings]
+    for name in settings[0]:
+        if not any(name in setting for setting in reduced):
+            rules = ", ".join(sorted({str(setting.get("rule", flags.rule)) for setting in settings}))
+            raise SettingError(f"--vary {name.replace('_', '-')}: nothing would change, {rules} does not use it")
     distinct = list({sweeps.label(setting): setting for setting in reduced}.values())
 
     def simulate(setting: dict[str, Any]) -> Any:
@@ -316,8 +320,8 @@ def compare(
     from fedsgm.result import Result
 
     results = [Result.load(folder) for folder in folders]
-    names = [folder.name for folder in folders]
-    labels = [str(folder) if names.count(folder.name) > 1 else folder.name for folder in folders]
+    names = [folder.resolve().name for folder in folders]
+    labels = [str(folder) if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)]
     rows = [comparison.Row.of(label, result) for label, result in zip(labels, results, strict=True)]
     print(f"{comparison.table(rows)}\n\n{comparison.best(rows)}")
     comparison.plot(rows, plot, results)

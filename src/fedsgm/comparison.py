@@ -22,6 +22,7 @@ class Row:
 
     label: str
     kind: str  # rows of a kind share a colour
+    seeds: Sequence[int]
     objective: Sequence[float]
     constraints: dict[str, Sequence[float]]
     excess: Sequence[float]  # the largest value - bound
@@ -33,6 +34,7 @@ class Row:
         return cls(
             label,
             _kind(result.settings["algorithm"]),
+            result.settings["seeds"],
             last.pop("objective"),
             last,
             result.excess("train")[0].tolist(),
@@ -43,6 +45,11 @@ class Row:
     def feasible(self) -> bool:
         """Whether every seed ends within every bound."""
         return bool((np.asarray(self.excess) <= 0).all())
+
+    @property
+    def worst(self) -> float:
+        """The worst seed's excess; not a number if one diverged."""
+        return float(np.max(self.excess))
 
     @property
     def mean(self) -> float:
@@ -57,26 +64,30 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
     """The feasible ones by objective, then the others by how far they are over a bound."""
 
     def key(row: Row) -> tuple[bool, float]:
-        value = row.mean if row.feasible else max(row.excess)
+        value = row.mean if row.feasible else row.worst
         return not row.feasible, value if np.isfinite(value) else np.inf
 
     return sorted(rows, key=key)
 
 
+def _names(rows: Sequence[Row]) -> list[str]:
+    """Every row's constraints."""
+    return list(dict.fromkeys(name for row in rows for name in row.constraints))
+
+
 def table(rows: Sequence[Row]) -> str:
     """One line a row: the mean objective, the worst seed of each constraint, and how often it is feasible."""
-    names = list(dict.fromkeys(name for row in rows for name in row.constraints))
+    names = _names(rows)
     head = ["", "objective", *(f"{name} (worst)" for name in names), "over by", "seeds feasible", "last 100 rounds"]
     lines = [head]
     for row in rows:
         within = int((np.asarray(row.excess) <= 0).sum())
-        over = max(row.excess)
         lines.append(
             [
                 row.label,
                 number(row.mean),
-                *(number(max(row.constraints[name])) if name in row.constraints else "" for name in names),
-                "within" if over <= 0 else number(over),
+                *(number(np.max(row.constraints[name])) if name in row.constraints else "" for name in names),
+                "within" if row.worst <= 0 else number(row.worst),
                 f"{within} of {len(row.excess)}",
                 f"{np.mean(row.feasible_rounds):.0%}",
             ]
@@ -89,7 +100,8 @@ def best(rows: Sequence[Row]) -> str:
     first = ranked(rows)[0]
     if not first.feasible:
         return "Best feasible: none; no setting ends within every bound for every seed."
-    return f"Best feasible: {first.label}, objective {number(first.mean)} (mean of {len(first.excess)} seeds)."
+    seeds = "one seed" if len(first.seeds) == 1 else f"mean of {len(first.seeds)} seeds"
+    return f"Best feasible: {first.label}, objective {number(first.mean)} ({seeds})."
 
 
 def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
@@ -98,46 +110,65 @@ def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    bounds = runs[0].bounds if runs else {}
+    bounds = {name: sorted({run.bounds[name] for run in runs if name in run.bounds}) for name in _names(rows)}
     panels = ["objective", *bounds] if runs else []
     figure = Figure(figsize=(4.4 * (len(panels) + 1) + (0 if runs else 2), 4.2), layout="constrained")
-    axes = list(figure.subplots(1, len(panels) + 1, squeeze=False)[0])
+    *axes, scatter = figure.subplots(1, len(panels) + 1, squeeze=False)[0]
     palette = [colormaps["tab10"](i) for i in range(10)]
-    kinds = list(dict.fromkeys(row.label if runs else row.kind for row in rows))
-    colours = {kind: palette[i % len(palette)] for i, kind in enumerate(kinds)}
-    for axis, name in zip(axes, panels, strict=False):
-        for row, run in zip(rows, runs, strict=True):
-            if name not in run.history:
-                continue
-            measured = np.flatnonzero(run.evaluated())
-            steps = (measured + 1) * run.settings["algorithm"]["local_steps"]
-            axis.plot(steps, run.history[name][:, measured].mean(axis=0), color=colours[row.label], linewidth=1.4)
+    kinds = [row.label if runs else row.kind for row in rows]
+    colours = {kind: palette[i % len(palette)] for i, kind in enumerate(dict.fromkeys(kinds))}
+    for axis, name in zip(axes, panels, strict=True):
+        shown = [(kind, *_course(run, name)) for kind, run in zip(kinds, runs, strict=True) if name in run.history]
+        for kind, steps, values in shown:
+            axis.plot(steps, values, color=colours[kind], linewidth=1.4, marker="o" if len(steps) == 1 else None)
         axis.set(xlabel="gradient steps (rounds x E)", ylabel=name, title=f"{name}, mean over seeds")
         axis.grid(alpha=0.25)
         if name in bounds:
-            axis.axhline(bounds[name], color="red", linestyle=":", linewidth=1.6)
-            axis.set_ylim(0, max(3 * bounds[name], 1e-6))
+            _limit(axis, bounds[name], [values for *_, values in shown])
         else:
-            axis.set_yscale("log")
-    scatter = axes[-1]
-    seen: set[str] = set()
-    for row in rows:
-        kind = row.label if runs else row.kind
-        label = None if kind in seen else kind
-        seen.add(kind)
-        scatter.scatter(row.excess, row.objective, color=colours[kind], s=22, alpha=0.7, label=label)
-    winner = ranked(rows)[0]
-    if winner.feasible:
-        middle = (float(np.mean(winner.excess)), winner.mean)
-        scatter.scatter(*middle, s=130, facecolors="none", edgecolors="black", linewidths=1.4, label="best feasible")
-    scatter.axvline(0, color="red", linestyle=":", linewidth=1.6)
-    scatter.set(xlabel="largest value - bound (feasible: left of 0)", ylabel="objective", title="the end of each seed")
-    scatter.set_yscale("log")
+            _log(axis, np.concatenate([values for *_, values in shown]))
+    _log(scatter, np.concatenate([row.objective for row in rows]))
     finite = np.abs([e for row in rows for e in row.excess if np.isfinite(e) and e != 0])
     if finite.size and finite.max() > 10 * np.median(finite):  # far ones would press the near ones onto the bound
         scatter.set_xscale("symlog", linthresh=float(np.median(finite)))
+    scatter.margins(0.08)
+    for i, (kind, row) in enumerate(zip(kinds, rows, strict=True)):
+        label = None if kind in kinds[:i] else kind
+        scatter.scatter(row.excess, row.objective, color=colours[kind], s=22, alpha=0.7, label=label)
+    winner = ranked(rows)[0]
+    if winner.feasible:
+        ring = {"facecolors": "none", "edgecolors": "black", "linewidths": 1.2}
+        scatter.scatter(winner.excess, winner.objective, s=110, label="best feasible", **ring)
+    scatter.axvline(0, color="red", linestyle=":", linewidth=1.6)
+    scatter.set(xlabel="largest value - bound (feasible: left of 0)", ylabel="objective", title="the end of each seed")
     scatter.grid(alpha=0.25)
-    figure.legend(*scatter.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    fits = int(figure.get_figwidth() / (0.5 + 0.07 * max(map(len, ("best feasible", *kinds)))))  # inches of 8 points
+    handles = scatter.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=max(1, min(fits, 4)), frameon=False, fontsize=8)
+    figure.suptitle(best(rows), fontsize=9, wrap=True)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix[1:], dpi=150)
     write_atomically(path, buffer.getvalue())
+
+
+def _course(run: Result, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A run's values, mean over seeds, against the gradient steps that a client has taken."""
+    measured = np.flatnonzero(run.evaluated())
+    steps = (measured + 1) * run.settings["algorithm"]["local_steps"]
+    return steps, run.history[name][:, measured].mean(axis=0)
+
+
+def _limit(axis: Any, bounds: Sequence[float], courses: Sequence[np.ndarray]) -> None:
+    """The bounds, and the band about them that every run ends in; the first rounds may start far above it."""
+    for bound in bounds:
+        axis.axhline(bound, color="red", linestyle=":", linewidth=1.6)
+    settled = np.concatenate([values[len(values) // 2 :] for values in courses])
+    settled = settled[np.isfinite(settled)]
+    if settled.size and bounds[0] > 0:
+        axis.set_ylim(min(0, settled.min()), max(3 * bounds[-1], 1.1 * settled.max()))
+
+
+def _log(axis: Any, values: np.ndarray) -> None:
+    finite = values[np.isfinite(values)]
+    if finite.size and (finite > 0).all():
+        axis.set_yscale("log")

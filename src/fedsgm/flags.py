@@ -236,13 +236,15 @@ _ONLY = {
 }
 
 
-_NOT_CENTRAL = ("step_size", "participants", "uplink", "downlink", "centralized")
+_NOT_IPP_CONEX = ("step_size", "centralized", "participants", "uplink", "downlink")
 
 
 def relevant(setting: dict[str, Any], rule: RuleName) -> dict[str, Any]:
     """A setting without what only another rule would use."""
-    unused = _NOT_CENTRAL if rule is RuleName.ipp_conex else ()
-    return {name: value for name, value in setting.items() if _ONLY.get(name, rule) == rule and name not in unused}
+    unused = {name for name, only in _ONLY.items() if only is not rule}
+    if rule is RuleName.ipp_conex:
+        unused.update(_NOT_IPP_CONEX)
+    return {name: value for name, value in setting.items() if name not in unused}
 
 
 def value_types(own: list[inspect.Parameter]) -> dict[str, Callable[[str], Any]]:

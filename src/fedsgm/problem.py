@@ -177,6 +177,7 @@ class Measured(NamedTuple):
     violation: jax.Array
     guide: Any
     report: dict[str, jax.Array]
+    scale: Any = 1.0  # of the constraint that the violation is of; its gradient is in the constraint's own units
 
 
 class Task(Protocol):
@@ -308,7 +309,9 @@ class Problem:
         violations = jnp.where(jnp.isnan(violations), -jnp.inf, violations)
         worst = jnp.argmax(violations)
         guides = tuple(q.guide(p, participants) for q, p in zip(quantities, pooled, strict=True))
-        return Measured(violations[worst], (self._active(violations, key), guides), {"estimate": estimates[worst]})
+        scales = jnp.array([c.scale for c in self.constraints], jnp.float32)
+        guide = (self._active(violations, key), guides)
+        return Measured(violations[worst], guide, {"estimate": estimates[worst]}, scales[worst])
 
     def direction(
         self,

@@ -57,7 +57,9 @@ class Result:
 
     @property
     def multiplier(self) -> np.ndarray:
-        """sum(s) / sum(1 - s): at the end of a switching run, an estimate of the constraint's multiplier."""
+        """The multiplier, estimated: sum(s) / sum(1 - s) of a switching run, or the last that the rule carried."""
+        if "multiplier" in self.history:
+            return self.history["multiplier"][:, -1].astype(np.float64)
         weight = self.history["weight"].astype(np.float64)
         rest = (1 - weight).sum(axis=1)
         return np.divide(weight.sum(axis=1), rest, out=np.full(len(weight), np.inf), where=rest > 0)

@@ -63,12 +63,13 @@ def run(
     done = {row.label for row in rows}
     missing = [setting for setting in settings if label(setting) not in done]
     with Progress("sweep", len(settings), show=progress, unit="setting") as bar:
-        bar.update(len(settings) - len(missing))
-        for setting in missing:
+        had = len(settings) - len(missing)
+        bar.update(had)
+        for i, setting in enumerate(missing, start=1):
             result = simulate(setting)
             rows.append(Row.of(label(setting), result))
             _save(folder / FILE, base, rows)
-            bar.update(len(rows), objective=rows[-1].mean, over=max(rows[-1].excess))
+            bar.update(had + i, objective=rows[-1].mean, over=rows[-1].worst)
     wanted = {label(setting) for setting in settings}
     return [row for row in rows if row.label in wanted]
 
@@ -83,18 +84,18 @@ def _save(path: Path, base: dict[str, Any], rows: Sequence[Row]) -> None:
         {
             "setting": row.label,
             "kind": row.kind,
-            "seed": base["seed"] + j,
+            "seed": seed,
             "objective": row.objective[j],
             "excess": row.excess[j],
             "feasible_rounds": row.feasible_rounds[j],
             **{f"constraint {name}": row.constraints[name][j] for name in names},
         }
         for row in rows
-        for j in range(len(row.objective))
+        for j, seed in enumerate(row.seeds)
     ]
     table = pa.Table.from_pylist(lines).replace_schema_metadata({"fedsgm": json.dumps(base)})
     sink = pa.BufferOutputStream()
-    pyarrow.parquet.write_table(table, sink)
+    pyarrow.parquet.write_table(table, sink, write_page_checksum=True)
     write_atomically(path, sink.getvalue().to_pybytes())
 
 
@@ -105,16 +106,19 @@ def _load(path: Path, base: dict[str, Any]) -> list[Row]:
     if not path.is_file():
         return []
     try:
-        table = pyarrow.parquet.read_table(path)
+        table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
         kept = json.loads((table.schema.metadata or {})[b"fedsgm"])
-        lines = table.to_pylist()
-    except (pa.ArrowException, KeyError, ValueError) as error:
+        rows = _rows(table.to_pylist())
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise SettingError(f"{path} is no sweep that can be gone on with ({type(error).__name__}); remove it") from None
     if kept != base:
         name = next(key for key in (*kept, *base) if kept.get(key) != base.get(key))
-        raise SettingError(
-            f"--resume: the sweep in {path.parent} has {name} = {kept.get(name)!r}, this one {base.get(name)!r}"
-        )
+        there, here = (repr(given[name]) if name in given else "varied or not set" for given in (kept, base))
+        raise SettingError(f"--resume: the sweep in {path.parent} has another {name}: {there} there, {here} here")
+    return rows
+
+
+def _rows(lines: list[dict[str, Any]]) -> list[Row]:
     rows = []
     for name, group in itertools.groupby(lines, key=lambda line: line["setting"]):
         seeds = list(group)
@@ -123,6 +127,7 @@ def _load(path: Path, base: dict[str, Any]) -> list[Row]:
             Row(
                 name,
                 seeds[0]["kind"],
+                [line["seed"] for line in seeds],
                 [line["objective"] for line in seeds],
                 {key.removeprefix("constraint "): [line[key] for line in seeds] for key in constraints},
                 [line["excess"] for line in seeds],

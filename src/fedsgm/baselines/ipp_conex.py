@@ -51,6 +51,7 @@ class IPPConEx:
         x  <- P(x - (grad f + y grad g) / (primal_scale * (s + 1)))
         l_{t+1} = g(x_t) + <grad g(x_t), x_{t+1} - x_t>
 
+    where g is the violation, in units of the constraint's scale, and y its multiplier.
     After ``inner_steps`` the average with weights s + 2 becomes the next centre; y is kept. For a problem with strong
     convexity a (that of the proximal term, at least), smoothness L0 and Lg and a Lipschitz constant M of g, theory has
     ``primal_scale = a/2``, ``dual_scale = 32 M^2 / a`` and ``offset = 4 (L0 + B Lg) / a + 2``, B a bound on y.
@@ -79,9 +80,13 @@ class IPPConEx:
     def __post_init__(self) -> None:
         for name in ("proximal", "primal_scale", "dual_scale"):
             check_number("IPPConEx", name, getattr(self, name), above=0)
-        check_number("IPPConEx", "offset", self.offset, least=0)
+        for name in ("offset", "tolerance"):
+            check_number("IPPConEx", name, getattr(self, name), least=0)
         for name in ("inner_steps", "local_steps"):
             check_count("IPPConEx", name, getattr(self, name))
+        for name in ("batch_size", "constraint_batch_size"):
+            if getattr(self, name) is not None:
+                check_count("IPPConEx", name, getattr(self, name))
 
     def init(self, w: Any) -> Server:
         return Server(w, None, self.rule.init())
@@ -125,19 +130,22 @@ class IPPConEx:
         first = inner.step < 0
         centre = jnp.where(first, x, inner.centre)
         away = x - centre
-        value = measured.violation + self.proximal / 2 * (away @ away)
+        # No constraint, or a batch that cannot tell: the last linearisation and y stay as they are.
+        known = jnp.isfinite(measured.violation)
+        value = jnp.where(known, measured.violation + self.proximal / 2 * (away @ away), inner.linear)
         linear, previous = (jnp.where(first, value, old) for old in (inner.linear, inner.previous))
         t = jnp.maximum(inner.step, 0)
         s = t + self.offset
 
-        def gradient(objective: float, constraint: float) -> jax.Array:
+        def gradient(objective: float, constraint: Any) -> jax.Array:
             weights = Direction(jnp.float32(objective), jnp.float32(constraint), measured.guide)
             return task.direction(x, weights, data, kept, key, self.batch_size) + self.proximal * away
 
         theta = (s + 1) / (s + 2)
         extrapolated = (1 + theta) * linear - theta * previous
-        y = jnp.maximum(0, inner.multiplier + (t + 1) / self.dual_scale * extrapolated)
-        slope = gradient(0, 1)
+        moved = jnp.maximum(0, inner.multiplier + (t + 1) / self.dual_scale * extrapolated)
+        y = jnp.where(known, moved, inner.multiplier)
+        slope = jnp.where(known, gradient(0, 1 / measured.scale), 0)
         new = task.project(self.project, x - (gradient(1, 0) + y * slope) / (self.primal_scale * (s + 1)))
         weight = inner.weight + s + 2
         average = inner.average + (s + 2) / weight * (new - inner.average)
