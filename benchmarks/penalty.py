@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 import fedsgm as fs
 from fedsgm import comparison
 from fedsgm.baselines import IPPConEx
@@ -58,21 +56,23 @@ def run(name: str, split: int) -> fs.Result:
     )
 
 
+def pooled(rows: list[comparison.Row]) -> comparison.Row:
+    """All splits' seeds as one row's."""
+
+    def joined(part: str) -> list[float]:
+        return [value for row in rows for value in getattr(row, part)]
+
+    minority = [value for row in rows for value in row.constraints["minority"]]
+    parts = {part: joined(part) for part in ("seeds", "objective", "excess", "feasible_rounds")}
+    return comparison.Row(rows[0].label, rows[0].kind, constraints={"minority": minority}, **parts)
+
+
 def main() -> None:
     rows, drawn = [], []
     for name in METHODS:
         results = [run(name, split) for split in SPLITS]
         each = [comparison.Row.of(name, result) for result in results]
-        rows.append(
-            comparison.Row(
-                name,
-                each[0].kind,
-                np.concatenate([row.objective for row in each]).tolist(),
-                {"minority": np.concatenate([row.constraints["minority"] for row in each]).tolist()},
-                np.concatenate([row.excess for row in each]).tolist(),
-                np.concatenate([row.feasible_rounds for row in each]).tolist(),
-            )
-        )
+        rows.append(pooled(each))
         if name in DRAWN:
             drawn.append((each[0], results[0]))
     print(comparison.table(rows))

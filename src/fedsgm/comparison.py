@@ -130,7 +130,12 @@ def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
     _log(scatter, np.concatenate([row.objective for row in rows]))
     finite = np.abs([e for row in rows for e in row.excess if np.isfinite(e) and e != 0])
     if finite.size and finite.max() > 10 * np.median(finite):  # far ones would press the near ones onto the bound
-        scatter.set_xscale("symlog", linthresh=float(np.median(finite)))
+        width = float(np.median(finite))
+        scatter.set_xscale("asinh", linear_width=width)
+        powers = 10.0 ** np.arange(np.ceil(np.log10(width)), np.log10(finite.max()))
+        ticks = [*-powers[::-1], 0, *powers]  # its own crowd around zero
+        scatter.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        scatter.minorticks_off()
     scatter.margins(0.08)
     for i, (kind, row) in enumerate(zip(kinds, rows, strict=True)):
         label = None if kind in kinds[:i] else kind
