@@ -44,7 +44,7 @@ class CMDP:
         environments, steps: a client's batch is that many environments side by side, that many steps each.
         radius: of a local step, as a mean KL divergence; ``schedule(round)``, if there is one, is multiplied to it.
         damping: added to the Fisher information's diagonal.
-        fisher_samples: how many of a batch's states the Fisher information is taken on.
+        fisher_samples: the Fisher information is taken on so many of a batch's states, the first environments'.
         solver: "cg", conjugate gradient in ``cg_iterations`` steps for any policy; "gram", exact, for an ``MLP``.
         line_search: shorten a step until the surrogate rises and the divergence is within the radius.
         evaluation_episodes: whole episodes a client plays where the true values are measured.
@@ -108,8 +108,7 @@ class CMDP:
 
     def measure(self, params: Any, data: Any, key: jax.Array, *, batch_size: int | None) -> tuple[Any, Kept]:
         """Roll out; the mean reward and cost of an episode, and that cost minus the client's budget."""
-        if batch_size is not None:
-            raise SettingError("FedSGM: a batch size has no meaning for a CMDP; set CMDP(environments=..., steps=...)")
+        _refuse(batch_size)
         steps, returns = rollout(
             self.environment,
             self.policy,
@@ -131,14 +130,15 @@ class CMDP:
         self, params: Any, direction: Direction, data: Any, kept: Kept, key: jax.Array, *, batch_size: int | None
     ) -> Any:
         """Minus a trust-region step; reward and cost are mixed before its length is set."""
+        _refuse(batch_size)
         advantage = direction.objective * kept.advantages[0] - direction.constraint * kept.advantages[1]
 
         # One client after another: products of matrices in batches are slow on a CPU, and a client's fill it.
         @jax.custom_batching.sequential_vmap  # type: ignore[untyped-decorator]
         def step(params: Any, steps: Steps, advantage: jax.Array, radius: jax.Array, damping: jax.Array) -> Any:
-            sample = steps.observations[:: len(advantage) // self.fisher_samples][: self.fisher_samples]
+            sample = steps.observations[: self.fisher_samples]
 
-            def solve(gradient: Any) -> Any:
+            def solve(gradient: Any) -> tuple[Any, jax.Array]:
                 if self.solver == "gram":
                     return trpo.by_gram(cast(MLP, self.policy), params, gradient, sample, damping)
                 return trpo.by_conjugate_gradient(self.policy, params, gradient, sample, damping, self.cg_iterations)
@@ -152,10 +152,8 @@ class CMDP:
 
     def inspect(self, before: Any, after: Any, kept: Kept) -> dict[str, jax.Array]:
         """The mean KL divergence that the round's step, of all participants together, made on their states."""
-        observations = kept.steps.observations
-        stride = observations.shape[1] // self.fisher_samples
-        sample = observations[:, ::stride].reshape(-1, *observations.shape[2:])
-        return {"kl": trpo.kl(self.policy, before, after, sample)}
+        observations = kept.steps.observations[:, :: self.environments]
+        return {"kl": trpo.kl(self.policy, before, after, observations.reshape(-1, *observations.shape[2:]))}
 
     def evaluate(self, params: Any, data: Any, key: jax.Array) -> jax.Array:
         """Mean reward and cost of fresh episodes; not a number where the parameters are not."""
@@ -170,6 +168,11 @@ class CMDP:
         """Over all clients: minus the reward, the cost, the reward; and the cost over the mean budget."""
         reward, cost = jnp.mean(evaluations, 0)
         return {"objective": -reward, "cost": cost, "reward": reward}, cost - jnp.mean(self.budgets)
+
+
+def _refuse(batch_size: int | None) -> None:
+    if batch_size is not None:
+        raise SettingError("FedSGM: a batch size has no meaning for a CMDP; set CMDP(environments=..., steps=...)")
 
 
 def _budgets(given: Any) -> np.ndarray:

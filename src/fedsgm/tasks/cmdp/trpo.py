@@ -1,12 +1,13 @@
 """Trust-region policy steps: advantages, the natural gradient, and a length set by the KL divergence.
 
 A step moves along x = (F + damping I)^-1 g, where g is the surrogate's gradient and F the Fisher information of the
-policy on some of the states. It is as long as makes x^T F x / 2, the KL divergence to second order, the radius, with F
-on all states: on those that x was fitted to, a step looks shorter than it is, by up to a factor of four.
+policy on a sample of the states, and is as long as makes x^T F x / 2, the KL divergence on that sample to second order,
+the radius. On states that x was not fitted to, the divergence is larger, up to several times where few were sampled.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedsgm.tasks.cmdp.environment import Steps
 from fedsgm.tasks.cmdp.policies import MLP, Policy
 
 _RIDGE = 1e-3
-_BACKTRACK, _TRIES = 0.8, 10
+_BACKTRACK, _TRIES = 0.5, 10
 _TINY = 1e-30
 _RESIDUAL = 1e-10  # of what CG starts with: the number of iterations is what ends it
 
@@ -52,24 +53,30 @@ def kl(policy: Policy, before: Any, after: Any, observations: jax.Array) -> jax.
 
 def by_conjugate_gradient(
     policy: Policy, params: Any, gradient: Any, observations: jax.Array, damping: jax.Array, iterations: int
-) -> Any:
-    """x for any policy, from products with its Jacobian."""
+) -> tuple[Any, jax.Array]:
+    """x and x^T F x for any policy, from products with its Jacobian."""
     outputs, forward = jax.linearize(lambda params: _outputs(policy, params, observations), params)
     backward = jax.linear_transpose(forward, params)
     roots = policy.distribution.fisher_root(outputs)
 
+    def along(x: Any) -> jax.Array:
+        return jnp.einsum("nor,no->nr", roots, forward(x)) / math.sqrt(len(observations))
+
     def damped(x: Any) -> Any:
-        along = jnp.einsum("nor,nqr,nq->no", roots, roots, forward(x)) / len(observations)
-        return jax.tree.map(lambda a, b: a + damping * b, backward(along)[0], x)
+        (product,) = backward(jnp.einsum("nor,nr->no", roots, along(x)) / math.sqrt(len(observations)))
+        return jax.tree.map(lambda a, b: a + damping * b, product, x)
 
-    return jax.scipy.sparse.linalg.cg(damped, gradient, maxiter=iterations, tol=_RESIDUAL)[0]
+    x, _ = jax.scipy.sparse.linalg.cg(damped, gradient, maxiter=iterations, tol=_RESIDUAL)
+    return x, jnp.sum(along(x) ** 2)
 
 
-def by_gram(policy: MLP, params: Any, gradient: Any, observations: jax.Array, damping: jax.Array) -> Any:
-    """x by an exact solve as large as the sample.
+def by_gram(
+    policy: MLP, params: Any, gradient: Any, observations: jax.Array, damping: jax.Array
+) -> tuple[Any, jax.Array]:
+    """x and x^T F x by an exact solve as large as the sample.
 
-    With F = J^T J / M, x = (g - J^T y) / damping where (J J^T + damping M I) y = J g. Entries of J J^T are sums over
-    layers of products of two inner products, of inputs and of derivatives, so that J is never formed.
+    With F = J^T J / M and (J J^T + damping M I) y = J g, x = (g - J^T y) / damping and x^T F x = M |y|^2. Entries of
+    J J^T are sums over layers of products of two inner products, of inputs and of derivatives: J is never formed.
     """
     factors = policy.factors(params, observations, policy.distribution.fisher_root)
     samples, rank = factors[0][1].shape[:2]
@@ -92,7 +99,7 @@ def by_gram(policy: MLP, params: Any, gradient: Any, observations: jax.Array, da
         each = jnp.einsum("nrw,nr->nw", slopes, y)
         return {"b": (layer["b"] - jnp.sum(each, 0)) / damping, "w": (layer["w"] - inputs.T @ each) / damping}
 
-    return [back(*factor, layer) for factor, layer in zip(factors, gradient, strict=True)]
+    return [back(*factor, layer) for factor, layer in zip(factors, gradient, strict=True)], samples * jnp.sum(y**2)
 
 
 def trust_region_step(
@@ -101,17 +108,15 @@ def trust_region_step(
     steps: Steps,
     advantage: jax.Array,
     radius: jax.Array,
-    solve: Callable[[Any], Any],
+    solve: Callable[[Any], tuple[Any, jax.Array]],
     *,
     line_search: bool,
 ) -> Any:
-    """The change of the parameters that raises the surrogate; ``solve(gradient)`` gives x."""
-    outputs, forward = jax.linearize(lambda params: _outputs(policy, params, steps.observations), params)
+    """The change of the parameters that raises the surrogate; ``solve(gradient)`` gives x and x^T F x."""
+    outputs, backward = jax.vjp(lambda params: _outputs(policy, params, steps.observations), params)
     value, slope = jax.value_and_grad(lambda outputs: surrogate(policy, outputs, steps, advantage))(outputs)
-    (gradient,) = jax.linear_transpose(forward, params)(slope)
-    x = solve(gradient)
-    along = jnp.einsum("nor,no->nr", policy.distribution.fisher_root(outputs), forward(x))
-    length = jnp.sqrt(2 * radius * len(along) / jnp.maximum(jnp.sum(along**2), _TINY))
+    x, square = solve(backward(slope)[0])
+    length = jnp.sqrt(2 * radius / jnp.maximum(square, _TINY))
     if line_search:
 
         def moved(share: jax.Array) -> Any:
