@@ -329,9 +329,14 @@ def run(experiment, rounds, **settings):
     return fs.simulate(algorithm, task, clients, params, rounds=rounds, progress=False, **settings)
 
 
+@functools.cache
+def small_run():
+    """Every compilation takes seconds, so tests share this run."""
+    return run(small(), 3, seeds=2)
+
+
 def test_history_has_reward_cost_and_the_step_taken():
-    experiment = small()
-    result = run(experiment, 3)
+    experiment, result = small(), small_run()
     history = result.history
     np.testing.assert_array_equal(history["reward"], -history["objective"])
     assert result.bounds == {"cost": 30.0}
@@ -353,7 +358,7 @@ def test_a_run_resumes_to_the_same_bits(tmp_path):
 
 
 def test_results_are_saved_and_drawn(tmp_path):
-    result = run(small(), 2, seeds=2)
+    result = small_run()
     result.save(tmp_path / "run")
     loaded = fs.Result.load(tmp_path / "run")
     np.testing.assert_array_equal(loaded.history["reward"], result.history["reward"])
@@ -376,12 +381,17 @@ def test_parameters_that_are_no_numbers_have_no_value():
 
 
 def test_local_steps_go_on_from_the_same_trajectories():
-    """With E = 2 the second step starts where the first one ended, so the two together are not twice the first."""
-    experiment = small()
-    one, two = (run(experiment, 1, algorithm=fs.FedSGM(1.0, local_steps=e, rule=fs.Hard())) for e in (1, 2))
-    start, first, second = (flat(p) for p in (experiment.params, one.last, two.last))
-    assert 0.3 < np.linalg.norm(second - first) / np.linalg.norm(first - start) < 1.7
-    assert np.linalg.norm(second - 2 * first + start) > 1e-3 * np.linalg.norm(first - start)
+    """A second local step is of the surrogate where the first one ended: near the first, but not the same."""
+    experiment, kept = cartpole_batch()
+
+    @jax.jit
+    def step(params):
+        return experiment.task.direction(params, Direction(1.0, 0.0), {}, kept, KEY, batch_size=None)
+
+    first = step(experiment.params)
+    second = step(jax.tree.map(jnp.subtract, experiment.params, first))
+    first, second = flat(first), flat(second)
+    assert 0.01 < np.linalg.norm(second - first) / np.linalg.norm(first) < 1.5
 
 
 def test_picture_of_a_policy(tmp_path):
