@@ -11,6 +11,7 @@ RULES = [
     Hard(),
     Soft(40.0),
     Soft(1e30),
+    Soft(0.3, ceiling=0.5),
     Penalty(0.0),
     Penalty(2.5),
     PrimalDual(0.5),
@@ -106,6 +107,15 @@ def test_soft():
     np.testing.assert_array_equal(objective, 1 - constraint)
 
 
+def test_soft_with_a_ceiling():
+    """The same ramp, cut off at the ceiling: never more of a step goes to the constraint."""
+    violations = np.float32([-1, -0.1875, -0.125, -0.0625, 0, 1])
+    objective, constraint = weights(Soft(4.0, ceiling=0.5), violations)
+    np.testing.assert_array_equal(constraint, [0, 0.25, 0.5, 0.5, 0.5, 0.5])
+    np.testing.assert_array_equal(objective, 1 - constraint)
+    np.testing.assert_array_equal(weights(Soft(4.0, ceiling=1.0), violations), weights(Soft(4.0), violations))
+
+
 def test_soft_becomes_hard():
     away = VIOLATIONS[np.abs(VIOLATIONS) > 1e-20]
     assert len(away) > 6
@@ -195,3 +205,10 @@ def test_refuses_what_is_not_above_zero(rule, name, value):
 def test_refuses_what_is_below_zero(rule, name, value):
     with pytest.raises(SettingError, match=rf"^\w+: {name}=.*, but it must be a finite number 0 or more$"):
         rule(value)
+
+
+@pytest.mark.parametrize("value", [0, -0.5, 1.5, float("nan"), "1", None, True], ids=repr)
+def test_soft_refuses_a_ceiling_that_is_no_share(value):
+    message = r"^Soft: ceiling=.*, but it must be a finite number above 0, at most 1$"
+    with pytest.raises(SettingError, match=message):
+        Soft(4.0, ceiling=value)

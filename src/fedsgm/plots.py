@@ -17,11 +17,11 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def plot(result: Result, path: Path) -> None:
-    """One panel for the objective (log scale) and one for each constraint, with its bound in red."""
+    """One panel for the objective (log scale), or the reward, and one for each constraint, with its bound in red."""
     check_format(path)
     from matplotlib.figure import Figure
 
-    names = ["objective", *result.bounds]
+    names = ["reward" if "reward" in result.history else "objective", *result.bounds]
     figure = Figure(figsize=(4.6 * len(names), 3.6), layout="constrained")
     axes = figure.subplots(1, len(names), squeeze=False)[0]
     for axis, name in zip(axes, names, strict=True):
@@ -33,9 +33,9 @@ def plot(result: Result, path: Path) -> None:
             bound = result.bounds[name]
             axis.axhline(bound, color="red", linestyle=":", linewidth=1.6, label=f"bound {bound:g}")
             _limits(axis, result.history[name], bound)
-        elif (result.history[name] > 0).any() and not (result.history[name] <= 0).any():
+        elif name == "objective" and (result.history[name] > 0).any() and not (result.history[name] <= 0).any():
             axis.set_yscale("log")
-        axis.legend(loc="upper right", frameon=False, fontsize=9)
+        axis.legend(loc="lower right" if name == "reward" else "upper right", frameon=False, fontsize=9)
     figure.suptitle(_title(result), fontsize=10)
     buffer = io.BytesIO()
     with warnings.catch_warnings():

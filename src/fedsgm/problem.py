@@ -188,6 +188,10 @@ class Task(Protocol):
 
     def prepare(self, clients: Any, params: Any, *, owner: str = "client") -> Any: ...
 
+    def at(self, round: jax.Array) -> Task:
+        """The task in this round, for what changes from round to round by a schedule."""
+        ...
+
     def measure(self, params: Any, data: Any, key: jax.Array, *, batch_size: int | None) -> tuple[Any, Any]: ...
 
     def combine(self, statistics: Any, tolerance: Any, key: jax.Array) -> Measured: ...
@@ -195,6 +199,10 @@ class Task(Protocol):
     def direction(
         self, params: Any, direction: Direction, data: Any, kept: Any, key: jax.Array, *, batch_size: int | None
     ) -> Any: ...
+
+    def inspect(self, before: Any, after: Any, kept: Any) -> dict[str, jax.Array]:
+        """More columns of the history: what there is to see of a round's step. ``kept`` is the participants'."""
+        ...
 
     def evaluate(self, params: Any, data: Any, key: jax.Array) -> Any: ...
 
@@ -275,6 +283,10 @@ class Problem:
             weights.append((chosen / sizes[:, None]).astype(np.float32))
         return Examples(clients.examples, np.stack(weights, axis=1), clients.counts.astype(np.int32))
 
+    def at(self, round: jax.Array) -> Problem:
+        """The same in every round."""
+        return self
+
     def _check(self, clients: Any) -> None:
         """What the constructor must let pass, because JAX rebuilds structs with objects of its own."""
         if not isinstance(clients, Clients):
@@ -334,6 +346,10 @@ class Problem:
             return jnp.stack([quantity.local(own, guide) for quantity, own, guide in terms]) @ scales
 
         return jax.grad(mixed)(params)
+
+    def inspect(self, before: Any, after: Any, kept: None) -> dict[str, jax.Array]:
+        """Nothing more to see."""
+        return {}
 
     def evaluate(self, params: Any, data: Examples, key: jax.Array) -> tuple[Any, ...]:
         """The client's statistics of the objective and the constraints, on all its examples."""

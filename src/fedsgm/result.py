@@ -205,8 +205,8 @@ def describe(thing: Any) -> Any:
         return {str(key): describe(value) for key, value in thing.items()}
     if thing is None or isinstance(thing, (bool, int, str)):
         return thing
-    if isinstance(thing, (float, np.number, jax.Array)):
-        return float(thing)
+    if isinstance(thing, (float, np.number, np.ndarray, jax.Array)):
+        return np.asarray(thing, float).tolist()
     return getattr(thing, "__qualname__", None) or repr(thing)
 
 

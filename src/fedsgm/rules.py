@@ -48,22 +48,27 @@ class Hard:
 
 @struct
 class Soft:
-    """The trimmed hinge: weights ``(1 - s, s)`` with ``s = clip(1 + beta * violation, 0, 1)``.
+    """The trimmed hinge: weights ``(1 - s, s)`` with ``s = clip(1 + beta * violation, 0, ceiling)``.
 
     It begins to mix the constraint in at ``1/beta`` below the bound. Theory asks for
     ``beta >= 2 / tolerance``; as beta grows the rule becomes :class:`Hard`.
+
+    A ``ceiling`` below 1 keeps a share of the objective in every step, however large the violation. It is outside the
+    theory: for problems whose constraint alone leads astray, as where the way to no cost is to end the episode.
     """
 
     beta: float
+    ceiling: float = 1.0
 
     def __post_init__(self) -> None:
         check_number("Soft", "beta", self.beta, above=0)
+        check_number("Soft", "ceiling", self.ceiling, above=0, most=1)
 
     def init(self) -> None:
         return None
 
     def decide(self, violation: jax.Array, state: None) -> tuple[Direction, None]:
-        weight = jnp.clip(1 + self.beta * violation, 0, 1)
+        weight = jnp.clip(1 + self.beta * violation, 0, self.ceiling)
         return Direction(1 - weight, weight), state
 
 

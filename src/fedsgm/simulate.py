@@ -50,7 +50,7 @@ class State:
 def simulate(
     algorithm: FedSGM,
     problem: Task,
-    clients: Clients,
+    clients: Any,
     params: Any,
     *,
     rounds: int,
@@ -65,6 +65,7 @@ def simulate(
     """Run ``algorithm`` on ``problem`` over ``clients`` from ``params``.
 
     Args:
+        clients: :class:`Clients` for a :class:`Problem`; another task says what its clients are.
         rounds: T.
         seed: the run's seed. With ``seeds=k``, the runs of seeds ``seed, ..., seed + k - 1`` in one program;
             every array of the result then has a leading axis of k.
@@ -134,7 +135,7 @@ def simulate(
             if checkpoint is not None and (done % checkpoint.every == 0 or done == rounds):
                 history = [_join(history)]
                 checkpoints.save(Path(checkpoint.directory), Saved(done, _pack(state, history[0]), fingerprint))
-            bar.update(done, **_shown(chunk))
+            bar.update(done, **_shown(chunk, problem.bounds))
 
         ends = np.stack([state.server.replica, _averages(state), state.best])
         values = {
@@ -269,6 +270,7 @@ def _round(
     t: jax.Array,
 ) -> tuple[State, dict[str, jax.Array]]:
     """One round of one seed: the participants' work, and what there is to see of it."""
+    task = Flat(task.task.at(t), task.layout)
     server, w, who = state.server, state.server.replica, draw.who
     everyone = len(who) == n
     take = (lambda tree: tree) if everyone else functools.partial(jax.tree.map, lambda a: a[who])
@@ -289,6 +291,7 @@ def _round(
     info = {"violation": measured.violation, "weight": direction.constraint, "participants": who, **measured.report}
     if rule is not None:  # of the rules, those that carry a multiplier have a state
         info["multiplier"] = rule
+    info |= task.task.inspect(task.layout.unflatten(w), task.layout.unflatten(server.replica), kept)
     values, worst = _true_values(task, data, server.replica, t, rounds, n, evaluate_every, each)
     better = (worst <= 0) & (values["objective"] < state.best_objective)
     total = state.average_weight + direction.objective
@@ -358,7 +361,9 @@ def _as_float32(tree: Any) -> Any:
     return jax.tree.map(np.float32, tree)
 
 
-def _held_out(problem: Task, test: Any, clients: Clients, params: Any) -> Any:
+def _held_out(problem: Task, test: Any, clients: Any, params: Any) -> Any:
+    if not isinstance(clients, Clients):
+        raise SettingError("the test data: this task has no examples, so leave test out")
     examples = jax.tree.map(np.asarray, test)
     same_form(clients[0], examples, "the test data")
     if not length(examples, "the test data"):
@@ -384,9 +389,11 @@ def _traffic(algorithm: FedSGM, task: Flat, data: Any, n: int) -> tuple[int, int
     return m * (statistics + message), m * direction + n * broadcast
 
 
-def _shown(chunk: dict[str, np.ndarray]) -> dict[str, float]:
-    """The means over seeds of the last round, for the progress bar."""
-    return {name: float(chunk[name][:, -1].mean()) for name in ("objective", "violation", "weight")}
+def _shown(chunk: dict[str, np.ndarray], bounds: dict[str, float]) -> dict[str, float]:
+    """The means over seeds of the last round, for the progress bar; a task with rewards shows them and its budget."""
+    names = ("reward", "cost", "weight") if "reward" in chunk else ("objective", "violation", "weight")
+    shown = {name: float(chunk[name][:, -1].mean()) for name in names}
+    return shown | ({"budget": float(bounds["cost"])} if "reward" in chunk else {})
 
 
 def _join(history: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

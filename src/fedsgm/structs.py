@@ -48,17 +48,27 @@ def struct(cls: type[T]) -> type[T]:
     return made
 
 
-def check_number(owner: str, name: str, value: Any, *, above: float | None = None, least: float | None = None) -> None:
+def check_number(
+    owner: str,
+    name: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+) -> None:
     """Refuse what a user could give and is no number in range; JAX rebuilds structs with objects of its own."""
     if not isinstance(value, (numbers.Real, str, list, tuple, dict, np.ndarray, type(None))):
         return
     limit = f"above {above:g}" if above is not None else f"{least:g} or more" if least is not None else ""
+    limit += "" if most is None else f", at most {most:g}"
     if (
         not isinstance(value, numbers.Real)
         or isinstance(value, bool)
         or not math.isfinite(float(value))
         or (above is not None and not float(value) > above)
         or (least is not None and not float(value) >= least)
+        or (most is not None and not float(value) <= most)
     ):
         raise SettingError(f"{owner}: {name}={value!r}, but it must be a finite number {limit}".rstrip())
 

@@ -1,0 +1,185 @@
+"""A constrained Markov decision process as a task of FedSGM: one environment, and a budget for each client."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedsgm.errors import SettingError
+from fedsgm.problem import Measured
+from fedsgm.rules import Direction
+from fedsgm.structs import check_count, check_number, static, struct
+from fedsgm.tasks.cmdp import trpo
+from fedsgm.tasks.cmdp.environment import Environment, Steps, check, episodes, rollout
+from fedsgm.tasks.cmdp.policies import MLP, Policy
+
+SOLVERS = ("cg", "gram")
+
+
+@struct
+class Kept:
+    """What a client keeps of its query for the update that follows."""
+
+    steps: Steps
+    advantages: jax.Array
+
+
+@struct
+class CMDP:
+    """Maximise the mean reward of an episode subject to its mean cost staying within the clients' budgets.
+
+    The objective is minus the reward. Client j measures its mean cost minus ``budgets[j]`` on whole episodes, and takes
+    its local step, a trust-region step of the mixed advantages, from the same trajectories. The step is the message,
+    so ``FedSGM(step_size=1.0, ...)`` applies it as it is.
+
+    Args:
+        environment, policy: see :class:`Environment` and :class:`Policy`.
+        budgets: d_j, one a client.
+        horizon: the steps after which an episode ends.
+        environments, steps: a client's batch is that many environments side by side, that many steps each.
+        radius: of a local step, as a mean KL divergence; ``schedule(round)``, if there is one, is multiplied to it.
+        damping: added to the Fisher information's diagonal.
+        fisher_samples: the Fisher information is taken on so many of a batch's states, the first environments'.
+        solver: "cg", conjugate gradient in ``cg_iterations`` steps for any policy; "gram", exact, for an ``MLP``.
+        line_search: shorten a step until the surrogate rises and the divergence is within the radius.
+        evaluation_episodes: whole episodes a client plays where the true values are measured.
+    """
+
+    environment: Environment = static()
+    policy: Policy = static()
+    budgets: Any
+    horizon: int = static()
+    environments: int = static(default=5)
+    steps: int = static(default=200)
+    radius: Any = 0.003
+    schedule: Callable[[jax.Array], jax.Array] | None = static(default=None)
+    damping: float = 1e-3
+    fisher_samples: int = static(default=200)
+    solver: str = static(default="cg")
+    cg_iterations: int = static(default=10)
+    line_search: bool = static(default=False)
+    evaluation_episodes: int = static(default=5)
+
+    def __post_init__(self) -> None:
+        for name in ("horizon", "environments", "steps", "fisher_samples", "cg_iterations", "evaluation_episodes"):
+            check_count("CMDP", name, getattr(self, name))
+        check_number("CMDP", "radius", self.radius, above=0)
+        check_number("CMDP", "damping", self.damping, above=0)
+        if self.solver not in SOLVERS:
+            raise SettingError(f"CMDP: solver={self.solver!r}, but it must be {' or '.join(SOLVERS)}")
+        if self.solver == "gram" and not hasattr(self.policy, "factors"):
+            raise SettingError("CMDP: solver='gram' is for an MLP; take solver='cg' for a policy of another form")
+        if self.fisher_samples > self.environments * self.steps:
+            raise SettingError(
+                f"CMDP: fisher_samples={self.fisher_samples}, but a batch has {self.environments * self.steps} steps"
+            )
+        if isinstance(self.budgets, (list, tuple, np.ndarray, str, float, int)):  # JAX rebuilds structs with its own
+            object.__setattr__(self, "budgets", _budgets(self.budgets))
+
+    @property
+    def clients(self) -> np.ndarray:
+        """What ``simulate`` takes for clients: the budgets."""
+        return self.budgets
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The mean cost over all clients against the mean of their budgets."""
+        return {"cost": np.mean(self.budgets)}
+
+    def at(self, round: jax.Array) -> CMDP:
+        """The task with the radius of this round."""
+        if self.schedule is None:
+            return self
+        return dataclasses.replace(self, radius=self.radius * self.schedule(round))
+
+    def prepare(self, clients: Any, params: Any, *, owner: str = "client") -> dict[str, np.ndarray]:
+        """Each client's budget and number."""
+        if not np.array_equal(clients, self.budgets):
+            raise SettingError(
+                "clients: those of a CMDP are its budgets; give simulate(algorithm, task, task.clients, ...)"
+            )
+        check(self.environment, self.policy, params)
+        return {"budget": self.budgets, "client": np.arange(len(self.budgets), dtype=np.int32)}
+
+    def measure(self, params: Any, data: Any, key: jax.Array, *, batch_size: int | None) -> tuple[Any, Kept]:
+        """Roll out; the mean reward and cost of an episode, and that cost minus the client's budget."""
+        _refuse(batch_size)
+        steps, returns = rollout(
+            self.environment,
+            self.policy,
+            params,
+            key,
+            environments=self.environments,
+            steps=self.steps,
+            horizon=self.horizon,
+        )
+        statistics = {"reward": returns[0], "cost": returns[1], "excess": returns[1] - data["budget"]}
+        return statistics, Kept(steps, trpo.advantages(steps, self.horizon))
+
+    def combine(self, statistics: Any, tolerance: Any, key: jax.Array) -> Measured:
+        """The participants' mean cost over their budgets."""
+        reward, cost, excess = (jnp.mean(statistics[name]) for name in ("reward", "cost", "excess"))
+        return Measured(excess - tolerance, None, {"estimate": cost, "reward_estimate": reward})
+
+    def direction(
+        self, params: Any, direction: Direction, data: Any, kept: Kept, key: jax.Array, *, batch_size: int | None
+    ) -> Any:
+        """Minus a trust-region step; reward and cost are mixed before its length is set."""
+        _refuse(batch_size)
+        advantage = direction.objective * kept.advantages[0] - direction.constraint * kept.advantages[1]
+
+        # One client after another: products of matrices in batches are slow on a CPU, and a client's fill it.
+        @jax.custom_batching.sequential_vmap  # type: ignore[untyped-decorator]
+        def step(params: Any, steps: Steps, advantage: jax.Array, radius: jax.Array, damping: jax.Array) -> Any:
+            sample = steps.observations[: self.fisher_samples]
+
+            def solve(gradient: Any) -> tuple[Any, jax.Array]:
+                if self.solver == "gram":
+                    return trpo.by_gram(cast(MLP, self.policy), params, gradient, sample, damping)
+                return trpo.by_conjugate_gradient(self.policy, params, gradient, sample, damping, self.cg_iterations)
+
+            return trpo.trust_region_step(
+                self.policy, params, steps, advantage, radius, solve, line_search=self.line_search
+            )
+
+        taken = step(params, kept.steps, advantage, jnp.float32(self.radius), jnp.float32(self.damping))
+        return jax.tree.map(jnp.negative, taken)
+
+    def inspect(self, before: Any, after: Any, kept: Kept) -> dict[str, jax.Array]:
+        """The mean KL divergence that the round's step, of all participants together, made on their states."""
+        observations = kept.steps.observations[:, :: self.environments]
+        return {"kl": trpo.kl(self.policy, before, after, observations.reshape(-1, *observations.shape[2:]))}
+
+    def evaluate(self, params: Any, data: Any, key: jax.Array) -> jax.Array:
+        """Mean reward and cost of fresh episodes; not a number where the parameters are not."""
+        key = jax.random.fold_in(key, data["client"])
+        returns = episodes(
+            self.environment, self.policy, params, key, count=self.evaluation_episodes, horizon=self.horizon
+        )
+        finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params)])
+        return jnp.where(jnp.all(finite), jnp.mean(returns, 0), jnp.nan)
+
+    def summarise(self, evaluations: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+        """Over all clients: minus the reward, the cost, the reward; and the cost over the mean budget."""
+        reward, cost = jnp.mean(evaluations, 0)
+        return {"objective": -reward, "cost": cost, "reward": reward}, cost - jnp.mean(self.budgets)
+
+
+def _refuse(batch_size: int | None) -> None:
+    if batch_size is not None:
+        raise SettingError("FedSGM: a batch size has no meaning for a CMDP; set CMDP(environments=..., steps=...)")
+
+
+def _budgets(given: Any) -> np.ndarray:
+    try:
+        budgets = np.array(given, np.float32)
+    except (TypeError, ValueError):
+        budgets = np.zeros(0, np.float32)
+    if budgets.ndim != 1 or not len(budgets) or not np.isfinite(budgets).all():
+        raise SettingError(f"CMDP: budgets={given!r}, but it must be a list of finite numbers, one a client")
+    return budgets
