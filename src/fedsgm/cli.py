@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from fedsgm.errors import FedSGMError, SettingError
-from fedsgm.flags import PROBLEM, RUN, RunFlags, command, option, own_parameters, relevant, value_types
+from fedsgm.flags import OUTPUT, PROBLEM, RUN, RunFlags, command, option, own_parameters, relevant, value_types
 from fedsgm.grammar import OF_CLASS, OF_GROUPS
 
 app = typer.Typer(
@@ -58,27 +58,40 @@ def _stop(message: str, code: int) -> None:
 Setup = Callable[..., tuple[Any, Any, Any, Any]]
 
 
-def _task(name: str, **defaults: Any) -> Callable[[Setup], Setup]:
+def _task(
+    name: str, *, without: tuple[str, ...] = (), also: Callable[..., None] | None = None, **defaults: Any
+) -> Callable[[Setup], Setup]:
     """Make ``run NAME`` and ``sweep NAME`` of a function that gives the problem, clients, parameters and test data."""
 
     def decorate(setup: Setup) -> Setup:
         def run_one(flags: RunFlags, **own: Any) -> int:
-            result = flags.simulate(*setup(**own))
+            render = own.pop("render", None)
+            if render is not None and render.suffix != ".gif":
+                raise SettingError(f"--render {render}: the name of a moving picture must end in .gif")
+            problem, clients, params, test = setup(**own)
+            result = flags.simulate(problem, clients, params, test)
             print(result.verdict(), flush=True)
             _save(result, flags.out, f"run {name}", _plain(own) | flags.settings())
+            if render is not None:
+                _render(problem, result, render)
             return 3 if flags.require_feasible and not result.feasible.all() else 0
 
         def sweep_all(flags: RunFlags, vary: list[str] | None, resume: bool, **own: Any) -> int:
             return _sweep(flags, vary or [], resume, setup, own)
 
         parameters = own_parameters(setup)
+        more = own_parameters(also) if also else []
         run_one.__doc__ = setup.__doc__
         sweep_all.__doc__ = f"Run {name} for every combination of settings; the best feasible one is named."
-        run.command(name)(command(run_one, parameters, defaults | {"out": Path("runs") / name}))
-        also = own_parameters(_sweep_flags)
+        run.command(name)(command(run_one, [*parameters, *more], defaults | {"out": Path("runs") / name}, without))
         outside = ("checkpoint", "checkpoint_every", "resume", "debug", "require_feasible")
         sweep.command(name)(
-            command(sweep_all, [*also, *parameters], defaults | {"out": Path("sweeps") / name}, without=outside)
+            command(
+                sweep_all,
+                [*own_parameters(_sweep_flags), *parameters],
+                defaults | {"out": Path("sweeps") / name},
+                without=outside + without,
+            )
         )
         return setup
 
@@ -167,6 +180,78 @@ def fair_adult(
     model = MLP(_widths(hidden))
     dealt, test, params = task.load(clients=clients, alpha=alpha, mix=mix, model=model, split_seed=split, path=adult)
     return task.fair_classification(bound, model=model, gradient=gradient), dealt, params, test
+
+
+def _render_flag(
+    render: Annotated[Path | None, option(panel=OUTPUT, help="GIF of an episode of the learnt policy.")] = None,
+) -> None:
+    """The flag that cartpole has of its own beside its settings."""
+
+
+@_task(
+    "cartpole",
+    also=_render_flag,
+    step_size=1.0,
+    beta=0.3,
+    local_steps=1,
+    participants=7,
+    evaluate_every=10,
+    without=("batch_size", "constraint_batch_size"),
+)
+def cartpole(
+    clients: Annotated[int, option(panel=PROBLEM, help="Clients, n.")] = 10,
+    lowest_budget: Annotated[float, option(panel=PROBLEM, help="The first client's budget of cost.")] = 25.0,
+    highest_budget: Annotated[float, option(panel=PROBLEM, help="The last client's; the others lie between.")] = 35.0,
+    continuous: Annotated[
+        bool, option("--continuous", panel=PROBLEM, help="A force between -10 and 10 newtons, not left or right.")
+    ] = False,
+    angle: Annotated[float, option(panel=PROBLEM, help="Degrees that the pole may lean without cost.")] = 6.0,
+    integrator: Annotated[str, option(panel=PROBLEM, help="euler or semi-implicit.")] = "euler",
+    horizon: Annotated[int, option(panel=PROBLEM, help="Steps after which an episode ends.")] = 200,
+    hidden: Annotated[str, option(panel=PROBLEM, help="Widths of the policy's hidden layers.")] = "128,128",
+    environments: Annotated[int, option(panel=PROBLEM, help="Environments a client plays side by side.")] = 5,
+    steps: Annotated[int, option(panel=PROBLEM, help="Steps that it plays in each, a round.")] = 200,
+    kl_radius: Annotated[float, option(panel=PROBLEM, help="Trust region of a local step, as a divergence.")] = 0.003,
+    decay: Annotated[bool, option(panel=PROBLEM, help="Shrink the trust region from round to round.")] = True,
+    damping: Annotated[float, option(panel=PROBLEM, help="Added to the Fisher information's diagonal.")] = 0.001,
+    solver: Annotated[str, option(panel=PROBLEM, help="Of the natural gradient: gram (exact) or cg.")] = "gram",
+    line_search: Annotated[
+        bool, option("--line-search", panel=PROBLEM, help="Shorten a step until the surrogate rises.")
+    ] = False,
+    split: Annotated[int, option(panel=PROBLEM, help="Seed of the policy that every run starts from.")] = 0,
+) -> tuple[Any, Any, Any, Any]:
+    """Balance a pole for as long as possible with the cost of forbidden places within the clients' budgets.
+
+    The defaults are the paper's experiment; a centralised run wants --centralized --kl-radius 0.0005.
+    """
+    from fedsgm.tasks import cmdp
+
+    experiment = cmdp.load(
+        clients=clients,
+        budgets=(lowest_budget, highest_budget),
+        environment=cmdp.CartPole(continuous=continuous, angle=angle, integrator=integrator),
+        hidden=_widths(hidden),
+        policy_seed=split,
+        horizon=horizon,
+        environments=environments,
+        steps=steps,
+        radius=kl_radius,
+        damping=damping,
+        solver=solver,
+        line_search=line_search,
+        **{} if decay else {"schedule": None},
+    )
+    return experiment.task, experiment.clients, experiment.params, None
+
+
+def _render(task: Any, result: Any, path: Path) -> None:
+    """An episode of the first seed's last parameters."""
+    import jax
+
+    from fedsgm.tasks import cmdp
+
+    cmdp.render(task, jax.tree.map(lambda a: a[0], result.last), path)
+    print(f"Episode: {path}")
 
 
 def _widths(text: str) -> tuple[int, ...]:

@@ -74,6 +74,7 @@ class RunFlags:
         option(panel=ALGORITHM, metavar="RULE", help=f"How violation becomes a direction: {', '.join(RuleName)}."),
     ] = RuleName.soft
     beta: Annotated[float, option(panel=ALGORITHM, help="Sharpness of the soft rule.")] = 40.0
+    ceiling: Annotated[float, option(panel=ALGORITHM, help="Largest weight of the constraint, soft rule.")] = 1.0
     rho: Annotated[float, option(panel=ALGORITHM, help="Weight of the penalty rule.")] = 1.0
     dual_step: Annotated[float, option(panel=ALGORITHM, help="Multiplier step of the primal-dual rule.")] = 0.1
     augment: Annotated[
@@ -162,7 +163,7 @@ class RunFlags:
             )
         rules: dict[RuleName, Callable[[], Any]] = {
             RuleName.hard: fs.Hard,
-            RuleName.soft: lambda: fs.Soft(self.beta),
+            RuleName.soft: lambda: fs.Soft(self.beta, self.ceiling),
             RuleName.penalty: lambda: fs.Penalty(self.rho),
             RuleName.primal_dual: lambda: fs.PrimalDual(self.dual_step, self.augment),
             RuleName.unconstrained: fs.Unconstrained,
@@ -179,16 +180,16 @@ class RunFlags:
 
     def simulate(self, problem: Any, clients: Any, params: Any, test: Any) -> Any:
         import fedsgm as fs
-        from fedsgm.presets import centralized
 
         kept = None if self.checkpoint is None else fs.Checkpoint(self.checkpoint, self.checkpoint_every, self.resume)
-        together = self.centralized or self.rule is RuleName.ipp_conex
+        if self.centralized or self.rule is RuleName.ipp_conex:
+            problem, clients = problem.centralized(clients)
         algorithm = self.algorithm(params)
         each = self.local_steps // algorithm.local_steps  # centralised, a local step is a round
         return fs.simulate(
             algorithm,
             problem,
-            centralized(clients) if together else clients,
+            clients,
             params,
             rounds=self.rounds * each,
             seed=self.seed,
@@ -229,6 +230,7 @@ def own_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 _ONLY = {
     "beta": RuleName.soft,
+    "ceiling": RuleName.soft,
     "rho": RuleName.penalty,
     "dual_step": RuleName.primal_dual,
     "augment": RuleName.primal_dual,

@@ -60,8 +60,4 @@ def centralized_sgm(step_size: float, rule: Rule, **more: Any) -> FedSGM:
 
 def centralized(clients: Clients) -> Clients:
     """All examples with one client, as if they could be brought together."""
-    import jax
-    import numpy as np
-
-    parts = [clients[j] for j in range(len(clients))]
-    return Clients.from_list([jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)])
+    return clients.together()

@@ -283,6 +283,10 @@ class Problem:
             weights.append((chosen / sizes[:, None]).astype(np.float32))
         return Examples(clients.examples, np.stack(weights, axis=1), clients.counts.astype(np.int32))
 
+    def centralized(self, clients: Clients) -> tuple[Problem, Clients]:
+        """The problem as one client with all examples has it."""
+        return self, clients.together()
+
     def at(self, round: jax.Array) -> Problem:
         """The same in every round."""
         return self

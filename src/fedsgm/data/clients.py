@@ -54,6 +54,11 @@ class Clients:
 
         return cls(jax.tree.map(stack, *arrays), counts)
 
+    def together(self) -> Clients:
+        """All examples with one client."""
+        parts = [self[j] for j in range(len(self))]
+        return Clients.from_list([jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)])
+
 
 Scheme = Callable[[Any, int, np.random.Generator], list[np.ndarray]]
 """A scheme gives each client the indices of its examples."""

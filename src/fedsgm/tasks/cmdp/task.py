@@ -91,6 +91,14 @@ class CMDP:
         """The mean cost over all clients against the mean of their budgets."""
         return {"cost": np.mean(self.budgets)}
 
+    def centralized(self, clients: Any) -> tuple[CMDP, np.ndarray]:
+        """The task of one client with the mean budget, and with all the clients' environments."""
+        budgets = np.asarray(self.budgets)
+        alone = dataclasses.replace(
+            self, budgets=[float(budgets.mean())], environments=self.environments * len(budgets)
+        )
+        return alone, alone.clients
+
     def at(self, round: jax.Array) -> CMDP:
         """The task with the radius of this round."""
         if self.schedule is None:
