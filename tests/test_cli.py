@@ -193,8 +193,13 @@ CASES = [
     Case(
         "--rule soft --beta 5 --bound 0.3",
         lambda run, _: (
-            run.algorithm["rule"] == {"is": "Soft", "beta": 5} and weight_is(run, lambda v: np.clip(1 + 5 * v, 0, 1))
+            run.algorithm["rule"] == {"is": "Soft", "beta": 5, "ceiling": 1}
+            and weight_is(run, lambda v: np.clip(1 + 5 * v, 0, 1))
         ),
+    ),
+    Case(
+        "--rule soft --ceiling 0.5 --bound 0.3",
+        lambda run, _: weight_is(run, lambda v: np.clip(1 + 40 * v, 0, 0.5)) and run.history["weight"].max() == 0.5,
     ),
     Case(
         "--rule penalty --rho 2.5 --bound 0.3",

@@ -231,7 +231,7 @@ def features(run) -> int:
 ALL = 3 + 7 + 5 + 2  # three numbers; workclass with its missing values, race, sex
 CASES = [
     Case("--rule hard", lambda run: run.algorithm.rule == fs.Hard()),
-    Case("--rule soft --beta 7", lambda run: run.algorithm.rule == fs.Soft(7.0)),
+    Case("--rule soft --beta 7 --ceiling 0.5", lambda run: run.algorithm.rule == fs.Soft(7.0, 0.5)),
     Case("--rule penalty --rho 2", lambda run: run.algorithm.rule == fs.Penalty(2.0)),
     Case("--rule primal-dual --dual-step 3 --augment 2", lambda run: run.algorithm.rule == fs.PrimalDual(3.0, 2.0)),
     Case(

@@ -182,6 +182,8 @@ class RunFlags:
         import fedsgm as fs
 
         kept = None if self.checkpoint is None else fs.Checkpoint(self.checkpoint, self.checkpoint_every, self.resume)
+        if self.rule is RuleName.ipp_conex and not isinstance(problem, fs.Problem):
+            raise SettingError("--rule ipp-conex: it needs the gradients of a problem over examples; take another rule")
         if self.centralized or self.rule is RuleName.ipp_conex:
             problem, clients = problem.centralized(clients)
         algorithm = self.algorithm(params)

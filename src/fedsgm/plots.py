@@ -67,13 +67,16 @@ def _limits(axis: Any, values: np.ndarray, bound: float) -> None:
         axis.set_ylim(min(0, settled.min()), max(3 * bound, 1.1 * settled.max()))
 
 
+_PLAIN = {"ceiling": 1.0, "augment": 0.0}  # a rule that has these as they mostly are is not told apart by them
+
+
 def _title(result: Result) -> str:
     algorithm, settings = result.settings["algorithm"], result.settings
     rule = algorithm["rule"]
     details = "".join(
         f", {key} {value:g}" if isinstance(value, float) else f", {key} {value}"
         for key, value in rule.items()
-        if key != "is"
+        if key != "is" and _PLAIN.get(key) != value
     )
     method = f"FedSGM, {rule['is'].lower()} rule{details}" if algorithm["is"] == "FedSGM" else algorithm["is"]
     step = f", step size {algorithm['step_size']:g}" if "step_size" in algorithm else ""

@@ -390,9 +390,13 @@ def _traffic(algorithm: FedSGM, task: Flat, data: Any, n: int) -> tuple[int, int
 
 
 def _shown(chunk: dict[str, np.ndarray], bounds: dict[str, float]) -> dict[str, float]:
-    """The means over seeds of the last round, for the progress bar; a task with rewards shows them and its budget."""
+    """The means over seeds of the last round that has them, for the progress bar; with rewards, those and the budget."""
     names = ("reward", "cost", "weight") if "reward" in chunk else ("objective", "violation", "weight")
-    shown = {name: float(chunk[name][:, -1].mean()) for name in names}
+    shown = {}
+    for name in names:
+        measured = np.flatnonzero(~np.isnan(chunk[name]).any(axis=0))
+        if len(measured):
+            shown[name] = float(chunk[name][:, measured[-1]].mean())
     return shown | ({"budget": float(bounds["cost"])} if "reward" in chunk else {})
 
 

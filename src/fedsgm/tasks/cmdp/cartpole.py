@@ -119,11 +119,13 @@ def load(
     environment = environment or CartPole()
     low, high = budgets
     policy = MLP((4, *hidden, 2), Gaussian() if environment.continuous else Categorical())
+    settings = {"horizon": HORIZON, "solver": "gram", "schedule": HarmonicDecay(), **settings}
+    batch = settings.get("environments", 5) * settings.get("steps", 200)
     task = CMDP(
         environment,
         policy,
         np.linspace(low, high, clients) if clients > 1 else [(low + high) / 2],
-        **{"horizon": HORIZON, "solver": "gram", "schedule": HarmonicDecay(), **settings},
+        **{"fisher_samples": min(200, batch), **settings},
     )
     algorithm = FedSGM(step_size=1.0, participants=math.ceil(0.7 * clients), rule=Soft(beta=0.3))
     return Experiment(task, task.clients, policy.init(policy_seed), algorithm)
