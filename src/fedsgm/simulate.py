@@ -390,7 +390,7 @@ def _traffic(algorithm: FedSGM, task: Flat, data: Any, n: int) -> tuple[int, int
 
 
 def _shown(chunk: dict[str, np.ndarray], bounds: dict[str, float]) -> dict[str, float]:
-    """The means over seeds of the last round that has them, for the progress bar; with rewards, those and the budget."""
+    """The means over seeds of the last round that has them, for the progress bar."""
     names = ("reward", "cost", "weight") if "reward" in chunk else ("objective", "violation", "weight")
     shown = {}
     for name in names:
