@@ -6,7 +6,8 @@ from fedsgm.checkpoint import Checkpoint
 from fedsgm.compression import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, TopK
 from fedsgm.data import Clients, by, dirichlet, iid, split
 from fedsgm.errors import CheckpointError, ClientError, FedSGMError, SettingError
-from fedsgm.problem import Constraint, Mean, Problem, Statistic
+from fedsgm.problem import Problem
+from fedsgm.quantities import Constraint, Mean, Statistic
 from fedsgm.result import Result
 from fedsgm.rules import Direction, Hard, Penalty, PrimalDual, Soft, Unconstrained
 from fedsgm.simulate import simulate

@@ -24,7 +24,8 @@ import numpy as np
 from fedsgm import estimates
 from fedsgm.errors import SettingError
 from fedsgm.layout import Layout
-from fedsgm.problem import Mean, Problem
+from fedsgm.problem import Problem
+from fedsgm.quantities import Mean
 from fedsgm.structs import check_number
 
 _OUTER, _INNER = 40, 2000  # multiplier updates, and steps of each minimisation at most

@@ -16,7 +16,8 @@ import numpy as np
 
 from fedsgm.errors import SettingError
 from fedsgm.layout import Layout
-from fedsgm.problem import Mean, Measured, Problem
+from fedsgm.problem import Measured, Problem
+from fedsgm.quantities import Mean
 from fedsgm.rules import Direction
 from fedsgm.structs import struct
 

@@ -21,7 +21,8 @@ from fedsgm.data.table import numbered
 from fedsgm.errors import SettingError
 from fedsgm.grammar import build, parse
 from fedsgm.models import MLP
-from fedsgm.problem import Constraint, Mean, Problem
+from fedsgm.problem import Problem
+from fedsgm.quantities import Constraint, Mean
 from fedsgm.rules import Soft
 from fedsgm.simulate import simulate
 from fedsgm.structs import check_count

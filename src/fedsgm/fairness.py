@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fedsgm.errors import SettingError
-from fedsgm.problem import PerExample, Statistic
+from fedsgm.quantities import PerExample, Statistic
 from fedsgm.structs import check_count
 
 

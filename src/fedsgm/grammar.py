@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fedsgm import fairness
 from fedsgm.errors import SettingError
 from fedsgm.models import MLP
-from fedsgm.problem import Constraint
+from fedsgm.quantities import Constraint
 
 _RATES = {f.__name__: f for f in (fairness.demographic_parity, fairness.equal_opportunity, fairness.equalized_odds)}
 _LOSSES = {f.__name__: f for f in (fairness.group_loss_gap, fairness.worst_group_loss)}

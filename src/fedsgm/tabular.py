@@ -18,7 +18,8 @@ from fedsgm.errors import SettingError
 from fedsgm.files import write_atomically
 from fedsgm.grammar import OF_GROUPS, Wanted, build
 from fedsgm.models import MLP
-from fedsgm.problem import Mean, Problem
+from fedsgm.problem import Problem
+from fedsgm.quantities import Mean
 from fedsgm.result import KINDS, Result
 from fedsgm.structs import check_count
 

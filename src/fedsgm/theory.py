@@ -24,7 +24,8 @@ from typing import Any
 from fedsgm import estimates
 from fedsgm.compression import Identity, Layerwise, Natural, RandK
 from fedsgm.errors import SettingError
-from fedsgm.problem import Mean, Problem
+from fedsgm.problem import Problem
+from fedsgm.quantities import Mean
 from fedsgm.result import Result
 from fedsgm.rules import Hard, Soft
 from fedsgm.structs import check_count, check_number, static, struct

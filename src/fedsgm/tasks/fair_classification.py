@@ -17,7 +17,8 @@ from fedsgm.data.table import Encoder, Table
 from fedsgm.errors import SettingError
 from fedsgm.fairness import demographic_parity
 from fedsgm.models import MLP
-from fedsgm.problem import Mean, Problem
+from fedsgm.problem import Problem
+from fedsgm.quantities import Mean
 
 MODEL = MLP(hidden=(64,))
 MIXES = ("label", "group", "label-group")

@@ -13,7 +13,8 @@ import numpy as np
 from fedsgm.data import Clients, iid, split
 from fedsgm.data.breast_cancer import breast_cancer
 from fedsgm.models import cross_entropy
-from fedsgm.problem import Mean, Problem
+from fedsgm.problem import Problem
+from fedsgm.quantities import Mean
 from fedsgm.structs import check_count
 
 
