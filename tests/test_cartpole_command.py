@@ -11,6 +11,7 @@ import typer
 
 import fedsgm as fs
 from fedsgm import cli
+from fedsgm.tasks import cmdp
 from fedsgm.tasks.cmdp import CartPole, Categorical, Gaussian
 from test_cli import call, spellings
 
@@ -128,14 +129,22 @@ def test_wrong_values_get_one_sentence(flags, tmp_path, monkeypatch):
     assert WRONG[flags] in called.err
 
 
-def test_render(tmp_path):
-    """A tiny run, its picture and an episode."""
-    tiny = ("--clients", "2", "--participants", "0", "--rounds", "2", "--hidden", "4", "--environments", "2")
-    short = ("--steps", "10", "--horizon", "10", "--solver", "cg", "--evaluate-every", "0", "--no-progress")
-    called = call("run", "cartpole", *tiny, *short, "--out", tmp_path / "run", "--render", tmp_path / "a.gif")
+def test_render(tmp_path, monkeypatch):
+    """An episode of the first seed's last parameters; ``tests/test_cmdp.py`` looks at the picture itself."""
+    drawn = []
+    monkeypatch.setattr(cmdp, "render", lambda task, params, path: drawn.append((task, params, path)))
+
+    def simulate(algorithm, problem, clients, params, **_):
+        last = jax.tree.map(lambda a: np.stack([a, a + 1]), params)
+        verdict = SimpleNamespace(last=last, verdict=lambda: "", save=lambda _: None, plot=lambda _: None)
+        return verdict
+
+    monkeypatch.setattr(fs, "simulate", simulate)
+    called = call("run", "cartpole", "--out", tmp_path / "run", "--render", tmp_path / "a.gif")
     assert called.code == 0, called.err
-    assert (tmp_path / "a.gif").read_bytes()[:6] == b"GIF89a"
-    assert "--render" not in (tmp_path / "run" / "settings.toml").read_text()
-    result = fs.Result.load(tmp_path / "run")
-    assert result.bounds == {"cost": 30.0}
-    assert {"reward", "cost"} <= result.history.keys()
+    ((task, params, path),) = drawn
+    assert path == tmp_path / "a.gif"
+    assert task.horizon == 200
+    first = cmdp.load().params
+    assert all(map(np.array_equal, jax.tree.leaves(params), jax.tree.leaves(first)))
+    assert "render" not in (tmp_path / "run" / "settings.toml").read_text()

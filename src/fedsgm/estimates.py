@@ -107,6 +107,12 @@ class Watched:
         _means_only(self.problem)
         return self.problem.prepare(clients, params, owner=owner)
 
+    def at(self, round: Any) -> Watched:
+        return self
+
+    def inspect(self, before: Any, after: Any, kept: Any) -> dict[str, jax.Array]:
+        return self.problem.inspect(before, after, kept)
+
     def measure(self, params: Any, data: Any, key: Any, *, batch_size: int | None = None) -> tuple[Any, Any]:
         return self.problem.measure(params, data, key, batch_size=batch_size)
 
