@@ -134,10 +134,9 @@ def test_render(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(cmdp, "render", lambda task, params, path: drawn.append((task, params, path)))
 
-    def simulate(algorithm, problem, clients, params, **_):
-        last = jax.tree.map(lambda a: np.stack([a, a + 1]), params)
-        verdict = SimpleNamespace(last=last, verdict=lambda: "", save=lambda _: None, plot=lambda _: None)
-        return verdict
+    def simulate(*given, **_):
+        last = jax.tree.map(lambda a: np.stack([a, a + 1]), given[3])
+        return SimpleNamespace(last=last, verdict=lambda: "", save=lambda _: None, plot=lambda _: None)
 
     monkeypatch.setattr(fs, "simulate", simulate)
     called = call("run", "cartpole", "--out", tmp_path / "run", "--render", tmp_path / "a.gif")
