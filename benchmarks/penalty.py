@@ -32,8 +32,8 @@ METHODS = {
     "augmented Lagrangian, 10": fedsgm(fs.PrimalDual(0.1, augment=10.0)),
     "centralised, soft 40": fs.FedSGM(0.3, rule=fs.Soft(40.0)),
     "centralised, hard": fs.FedSGM(0.3, rule=fs.Hard()),
-    "IPP-ConEx": IPPConEx(proximal=1.0, primal_scale=50.0, dual_scale=2.0, inner_steps=50, local_steps=E),
-    "IPP-ConEx, r 0.1": IPPConEx(proximal=0.1, primal_scale=50.0, dual_scale=2.0, inner_steps=50, local_steps=E),
+    "IPP-ConEx, tuned": IPPConEx(0.1, primal_scale=0.05, dual_scale=2.0, offset=400.0, local_steps=E),
+    "IPP-ConEx, small steps": IPPConEx(1.0, primal_scale=50.0, dual_scale=2.0, local_steps=E),
 }
 DRAWN = ["FedSGM, soft 40", "FedSGM, hard", "penalty, rho 0.1", "penalty, rho 1", "penalty, rho 10", "penalty, rho 100"]
 

@@ -158,7 +158,7 @@ def switching_by_hand(*, step_size: float, bound: float) -> list[np.ndarray]:
     return path[4::5]
 
 
-def ipp_conex_by_hand(*, proximal, primal, dual, inner, bound) -> list[np.ndarray]:
+def ipp_conex_by_hand(*, proximal, primal, dual, offset, inner, bound) -> list[np.ndarray]:
     """Twenty-five inner steps, each fifth: a / 2 is the primal scale and 32 M^2 / a the dual."""
     path = constraint_extrapolation(
         lambda w: losses(w)[1],
@@ -169,7 +169,7 @@ def ipp_conex_by_hand(*, proximal, primal, dual, inner, bound) -> list[np.ndarra
         r=proximal,
         a=2 * primal,
         M=np.sqrt(dual * 2 * primal / 32),
-        t0=0,
+        t0=offset,
         steps=25,
         inner=inner,
     )
@@ -224,11 +224,11 @@ CASES = [
         ),
     ),
     Case(
-        "--rule ipp-conex --proximal 0.5 --primal-scale 3 --dual-scale 0.5 --inner-steps 7 --bound 0.3",
+        "--rule ipp-conex --proximal 0.5 --primal-scale 3 --dual-scale 0.5 --offset 2 --inner-steps 7 --bound 0.3",
         lambda run, _: (
             run.algorithm["is"] == "IPPConEx"
             and (run.settings["clients"], run.settings["rounds"], run.algorithm["local_steps"]) == (1, 5, 5)
-            and follows(run, ipp_conex_by_hand(proximal=0.5, primal=3, dual=0.5, inner=7, bound=0.3))
+            and follows(run, ipp_conex_by_hand(proximal=0.5, primal=3, dual=0.5, offset=2, inner=7, bound=0.3))
             and run.history["multiplier"].any()
         ),
     ),
@@ -633,7 +633,7 @@ def test_an_empty_config_changes_nothing(base, tmp_path):
         "--rule penalty --rho 0.3 --uplink layers:topk:0.2 --downlink int4:8 --radius 0.7 --batch-size 4 --seed 3",
         "--rule primal-dual --dual-step 4 --tolerance 0.01 --bound 0.55 --split 2",
         "--box 0.1 --downlink none",
-        "--rule ipp-conex --proximal 0.5 --primal-scale 3 --dual-scale 0.5 --inner-steps 7 --bound 0.3",
+        "--rule ipp-conex --proximal 0.5 --primal-scale 3 --dual-scale 0.5 --offset 2 --inner-steps 7 --bound 0.3",
         "--centralized --rule hard --bound 0.3 --uplink none --downlink none",
         "--rho inf --dual-step nan",
     ],
@@ -770,6 +770,7 @@ WRONG_FLAGS = {
     "--rule ipp-conex --proximal 0": ("proximal=0.0", "above 0"),
     "--rule ipp-conex --primal-scale nan": ("primal_scale=nan", "finite"),
     "--rule ipp-conex --dual-scale -1": ("dual_scale=-1.0", "above 0"),
+    "--rule ipp-conex --offset -1": ("offset=-1.0", "0 or more"),
     "--rule ipp-conex --inner-steps 0": ("inner_steps=0", "1 or more"),
     "--rule ipp-conex --inner-steps 2.5": ("--inner-steps", "integer"),
     "--rule ipp-conex --local-steps 0": ("local_steps=0", "1 or more"),

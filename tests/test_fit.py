@@ -235,9 +235,9 @@ CASES = [
     Case("--rule penalty --rho 2", lambda run: run.algorithm.rule == fs.Penalty(2.0)),
     Case("--rule primal-dual --dual-step 3 --augment 2", lambda run: run.algorithm.rule == fs.PrimalDual(3.0, 2.0)),
     Case(
-        "--rule ipp-conex --proximal 3 --primal-scale 4 --dual-scale 5 --inner-steps 6",
+        "--rule ipp-conex --proximal 3 --primal-scale 4 --dual-scale 5 --offset 7 --inner-steps 6",
         lambda run: (
-            run.algorithm == IPPConEx(3.0, 4.0, 5.0, inner_steps=6, local_steps=2, batch_size=128)
+            run.algorithm == IPPConEx(3.0, 4.0, 5.0, 7.0, inner_steps=6, local_steps=2, batch_size=128)
             and len(run.clients) == 1
         ),
     ),

@@ -137,7 +137,15 @@ def test_settings_that_another_rule_uses_are_left_out():
     """From what each rule is: only the soft one has a beta, and so on; ipp-conex has no step size and no clients."""
     everything = {
         **{"beta": 1, "rho": 1, "dual_step": 1, "augment": 1, "proximal": 1, "primal_scale": 1, "dual_scale": 1},
-        **{"inner_steps": 1, "step_size": 1, "participants": 1, "uplink": 1, "downlink": 1, "centralized": 1},
+        **{
+            "offset": 1,
+            "inner_steps": 1,
+            "step_size": 1,
+            "participants": 1,
+            "uplink": 1,
+            "downlink": 1,
+            "centralized": 1,
+        },
         **{"rounds": 1, "bound": 1, "local_steps": 1, "radius": 1, "tolerance": 1, "batch_size": 1},
     }
     shared = {"rounds", "bound", "local_steps", "radius", "tolerance", "batch_size"}
@@ -148,7 +156,7 @@ def test_settings_that_another_rule_uses_are_left_out():
         "penalty": shared | federated | {"rho"},
         "primal-dual": shared | federated | {"dual_step", "augment"},
         "unconstrained": shared | federated,
-        "ipp-conex": shared | {"proximal", "primal_scale", "dual_scale", "inner_steps"},
+        "ipp-conex": shared | {"proximal", "primal_scale", "dual_scale", "offset", "inner_steps"},
     }
     assert expected.keys() == set(flags.RuleName)
     for rule, names in expected.items():

@@ -81,8 +81,9 @@ class RunFlags:
         float, option(panel=ALGORITHM, help="Weight of the violation in the primal-dual rule: augmented Lagrangian.")
     ] = 0.0
     step_size: Annotated[float, option(panel=ALGORITHM, help="Step size, eta.")] = 0.1
-    proximal: Annotated[float, option(panel=ALGORITHM, help="Weight of ipp-conex's proximal term.")] = 1.0
-    primal_scale: Annotated[float, option(panel=ALGORITHM, help="ipp-conex: a step is 1/this, and shrinks.")] = 50.0
+    proximal: Annotated[float, option(panel=ALGORITHM, help="Weight of ipp-conex's proximal term.")] = 0.1
+    primal_scale: Annotated[float, option(panel=ALGORITHM, help="ipp-conex: step t is 1/(this (t + offset)).")] = 0.05
+    offset: Annotated[float, option(panel=ALGORITHM, help="ipp-conex: where its step sizes begin.")] = 400.0
     dual_scale: Annotated[float, option(panel=ALGORITHM, help="ipp-conex: the multiplier moves by 1/this.")] = 2.0
     inner_steps: Annotated[int, option(panel=ALGORITHM, help="ipp-conex: steps for each proximal point.")] = 50
     centralized: Annotated[
@@ -157,6 +158,7 @@ class RunFlags:
                 proximal=self.proximal,
                 primal_scale=self.primal_scale,
                 dual_scale=self.dual_scale,
+                offset=self.offset,
                 inner_steps=self.inner_steps,
                 local_steps=self.local_steps,
                 **shared,
@@ -236,7 +238,7 @@ _ONLY = {
     "rho": RuleName.penalty,
     "dual_step": RuleName.primal_dual,
     "augment": RuleName.primal_dual,
-    **dict.fromkeys(("proximal", "primal_scale", "dual_scale", "inner_steps"), RuleName.ipp_conex),
+    **dict.fromkeys(("proximal", "primal_scale", "dual_scale", "offset", "inner_steps"), RuleName.ipp_conex),
 }
 
 
