@@ -489,9 +489,12 @@ def test_what_has_no_meaning_for_a_cmdp_is_refused():
 
 
 def test_a_short_run_learns():
-    """With the ceiling, which needs few rounds: from 21 steps, nearly all forbidden, to long lives at falling costs."""
+    """With the ceiling, which needs few rounds: from 21 steps, nearly all forbidden, to long lives near the budget.
+
+    Trajectories are chaotic, down to the machine code: at 60 rounds one seed's cost may still be falling, at 100 none was.
+    """
     algorithm = fs.FedSGM(1.0, participants=7, rule=fs.Soft(0.3, ceiling=0.5))
-    history = run(cmdp.load(), 60, algorithm=algorithm, seeds=2, evaluate_every=0).history
+    history = run(cmdp.load(), 100, algorithm=algorithm, seeds=2, evaluate_every=0).history
     reward, cost = history["reward_estimate"], history["estimate"]
     assert ((reward[:, 0] > 15) & (reward[:, 0] < 28)).all()
     assert (reward[:, -10:].mean(axis=1) > 3 * reward[:, 0]).all()
