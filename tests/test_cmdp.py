@@ -491,7 +491,7 @@ def test_what_has_no_meaning_for_a_cmdp_is_refused():
 def test_a_short_run_learns():
     """With the ceiling, which needs few rounds: from 21 steps, nearly all forbidden, to long lives near the budget.
 
-    Trajectories are chaotic, down to the machine code: at 60 rounds one seed's cost may still be falling, at 100 none was.
+    Trajectories are chaotic, down to the machine code: at 60 rounds a seed may still be far above it, at 100 none was.
     """
     algorithm = fs.FedSGM(1.0, participants=7, rule=fs.Soft(0.3, ceiling=0.5))
     history = run(cmdp.load(), 100, algorithm=algorithm, seeds=2, evaluate_every=0).history
