@@ -216,7 +216,8 @@ def draw(
     t = every * np.arange(1, values.shape[1] + 1)
     mean, deviation = values.mean(axis=0), spread * values.std(axis=0)
     axis.plot(t, mean, color=colour, linewidth=1.4, linestyle="--" if dashed else "-", label=label)
-    axis.fill_between(t, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
+    low = np.maximum(mean - deviation, values.min(axis=0))  # on a log scale, a band below all runs has no end
+    axis.fill_between(t, low, mean + deviation, color=colour, alpha=0.15, linewidth=0)
 
 
 def panels(columns: Mapping[str, Sequence[Tuned]], scale: Scale, *, bound: float, names: tuple[str, str]) -> Any:

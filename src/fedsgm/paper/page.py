@@ -25,8 +25,8 @@ Written by `fedsgm reproduce`; nothing here was typed by hand. {scale}
 A claim of the paper is put as a statistic over seeds. Where two lines are compared, the runs are paired (the same \
 split and seed), and the claim holds if the mean difference is more than two standard errors on its side; with many \
 claims a few may hold or fail by chance. Step sizes are tuned for every line alike, on the training data, from the \
-grid {grid} ({adult} for Adult): the one with most runs within the bound in most of their last 100 rounds, and of those the \
-one with the lowest objective.
+grid {grid} ({adult} for Adult): the one with most runs within the bound in most of their last 100 rounds, and of \
+those the one with the lowest objective.
 """
 _FULL = "All seeds and rounds."
 _QUICK = (
