@@ -270,12 +270,22 @@ class TestClaims:
         assert set(held.values()) == {False}
 
     def test_local_steps(self):
-        held = claims_of("np-local-steps", lambda run: (1 / run.algorithm.local_steps, 0.04))
-        assert [held[f"More local steps help ({rule})"] for rule in ("hard", "soft")] == [True, True]
-        assert [held[f"Each further local step helps less ({rule})"] for rule in ("hard", "soft")] == [True, True]
-        held = claims_of("np-local-steps", lambda run: (run.algorithm.local_steps**2, 0.04))
-        assert [held[f"More local steps help ({rule})"] for rule in ("hard", "soft")] == [False, False]
-        assert [held[f"Each further local step helps less ({rule})"] for rule in ("hard", "soft")] == [True, True]
+        def found(decide):
+            held = claims_of("np-local-steps", decide)
+            return [{held[says] for says in held if says.startswith(start)} for start in ("More", "Each")]
+
+        assert found(lambda run: (1 / run.algorithm.local_steps, 0.04)) == [{True}, {True}]
+        assert found(lambda run: (10 - np.sqrt(run.algorithm.local_steps), 0.04)) == [{True}, {True}]
+        assert found(lambda run: (100 - run.algorithm.local_steps**2, 0.04)) == [{True}, {False}]
+        assert found(lambda run: (run.algorithm.local_steps, 0.04))[0] == {False}
+
+    def test_local_steps_are_compared_at_the_same_step_size_too(self):
+        held = claims_of("np-local-steps", lambda run: (run.algorithm.step_size * run.algorithm.local_steps, 0.04))
+        assert not held["More local steps help (soft, step size 0.0001)"]
+        tuned = claims_of(
+            "np-local-steps", lambda run: (abs(run.algorithm.step_size * run.algorithm.local_steps - 1.5) + 0.1, 0.04)
+        )
+        assert any("each step size tuned" in says for says in tuned)
 
     def test_progress_counts_splits(self):
         def only_soft(run):

@@ -52,11 +52,13 @@ class Line:
 
     def tuned(self, data: Data, results: Mapping[str, Result], scale: Scale) -> Tuned:
         """With the step size of most runs within the bound in most of their last rounds, and of the least objective."""
-        tried = [
-            Tuned(self, data, step, [results[self._run(data, step, split).name] for split in range(data.splits)])
-            for step in self._steps(scale)
-        ]
+        tried = [self.at(step, data, results) for step in self._steps(scale)]
         return min(tried, key=lambda one: (-int(one.kept.sum()), np.nan_to_num(one.settled.mean(), nan=np.inf)))
+
+    def at(self, step: float, data: Data, results: Mapping[str, Result]) -> Tuned:
+        """With this step size."""
+        runs = [results[self._run(data, step, split).name] for split in range(data.splits)]
+        return Tuned(self, data, step, runs)
 
     def _steps(self, scale: Scale) -> Sequence[float]:
         return [step for step in self.steps if step in QUICK_GRID] or self.steps[:1] if scale.quick else self.steps
