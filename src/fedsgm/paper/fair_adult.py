@@ -17,7 +17,7 @@ from fedsgm.tasks import fair_classification as task
 
 BOUND, LOCAL_STEPS, BATCH, BETA = 0.05, 2, 64, 40.0
 WEIGHTS = (0.1, 1.0, 10.0)
-STEPS = (0.3, 0.1, 0.06, 0.03, 0.01)
+STEPS = (0.3, 0.1, 0.03, 0.01)
 _OFFSET = 400.0  # of IPP-ConEx's step sizes
 
 
@@ -56,7 +56,7 @@ def data(scale: Scale) -> Data:
         seeds=scale.of(5, 2),
         rounds=scale.of(500, 100),
         local_steps=LOCAL_STEPS,
-        every=5,
+        every=10,
     )
 
 
