@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_DIR ?= runs
 WORKERS ?= 2
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test lint bench fuzz clean
 .DELETE_ON_ERROR:
 
 install: .venv/.installed
@@ -39,6 +39,10 @@ lint: .venv/.dev
 bench: .venv/.bench
 	$(BIN)/python benchmarks/neyman_pearson.py
 	$(BIN)/python benchmarks/cartpole.py
+	$(BIN)/python benchmarks/wire.py
+
+fuzz: .venv/.dev
+	$(BIN)/python benchmarks/fuzz_wire.py
 
 clean:
 	rm -rf .venv build dist src/*.egg-info
