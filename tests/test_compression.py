@@ -373,7 +373,7 @@ class TestLayerwise:
     ("compressor", "d", "nbytes"),
     [
         (Identity(), 31, 2 + 31 * 4),
-        (TopK(count=3), 31, 3 + 2 + 3 * 4),
+        (TopK(count=3), 31, 3 + 1 + 3 * 4),
         (RandK(0.5), 1000, 5 + 125 + 500 * 4),
         (Quantize("float16"), 31, 3 + 31 * 2 + 4),
         (Quantize("float8"), 31, 3 + 31 + 4),
