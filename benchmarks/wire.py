@@ -37,7 +37,7 @@ def main() -> None:
         dense = len(wire.encode(Dense(np.zeros(d, np.float32)), d)) / len(data)
         rates = [8e-6 * k / seconds for seconds in (best(wire.encode, message, d), best(wire.decode, data))]
         print(
-            f"{d:7}{share:7g}{len(data):10}{index:14.4f}{whole:11.4f}{dense:13.1f}{rates[0]:14.0f}{rates[1]:13.0f}",
+            f"{d:7}{share:7g}{len(data):10}{index:14.4f}{whole:11.4f}{dense:13.1f}{rates[0]:14.3g}{rates[1]:13.3g}",
             flush=True,
         )
         if d == D and share >= 0.01:
