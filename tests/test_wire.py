@@ -17,7 +17,7 @@ import fedsgm as fs
 from fedsgm import wire
 from fedsgm.compression import Coded, Dense, Sparse
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import fuzz_wire
 
 COMPRESSORS = [
