@@ -15,3 +15,7 @@ class ClientError(FedSGMError, RuntimeError):
 
 class CheckpointError(FedSGMError, RuntimeError):
     """A checkpoint that cannot be used."""
+
+
+class WireError(FedSGMError, ValueError):
+    """Bytes that are no message, or a message that has no bytes."""
