@@ -1,7 +1,8 @@
-"""Every code block of the README and the docs runs: Python as it stands, and every ``fedsgm`` command."""
+"""Every code block of the README and the docs runs, the tour prints what it shows, and quotations are verbatim."""
 
 import re
 import shlex
+import textwrap
 import warnings
 from pathlib import Path
 
@@ -11,23 +12,36 @@ from fedsgm import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOUR = ROOT / "docs" / "tour.md"  # its blocks follow on from each other
+ALGORITHM = ROOT / "docs" / "algorithm.md"  # its blocks are quotations
+
+
+def blocks(page):
+    return re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.S | re.M)
+
+
 BLOCKS = [
     pytest.param(language, text, id=f"{page.name}-{i}")
     for page in PAGES
-    for i, (language, text) in enumerate(re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.S | re.M))
-    if language != "text"  # what a command printed
+    for i, (language, text) in enumerate(blocks(page))
+    if language != "text" and page not in (TOUR, ALGORITHM)  # text is what a command printed
 ]
 
 
-@pytest.mark.parametrize(("language", "text"), BLOCKS)
-def test_code_block_runs(language, text, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder to work in, with the examples in it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+
+
+def run(language, text, names, monkeypatch, capsys):
+    """Run a block and return what it printed."""
     if language == "python":
-        exec(compile(text, "example", "exec"), {"__name__": "example"})
-        assert "FEASIBLE" in capsys.readouterr().out
-        return
+        exec(compile(text, "example", "exec"), names)
+        return capsys.readouterr().out
     assert language == "sh", f"a block of {language} is not tested"
+    printed = ""
     commands = [shlex.split(line, comments=True) for line in text.replace("\\\n", " ").splitlines()]
     for command in filter(None, commands):
         if command[0] == "make":
@@ -37,10 +51,64 @@ def test_code_block_runs(language, text, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr("sys.argv", command)
         with pytest.raises(SystemExit) as stopped, warnings.catch_warnings():
             cli.main()
-        assert stopped.value.code == 0, capsys.readouterr().err
+        out, err = capsys.readouterr()
+        assert stopped.value.code == 0, err
+        printed += out
+    return printed
+
+
+@pytest.mark.parametrize(("language", "text"), BLOCKS)
+@pytest.mark.usefixtures("folder")
+def test_code_block_runs(language, text, monkeypatch, capsys):
+    printed = run(language, text, {"__name__": "example"}, monkeypatch, capsys)
+    if language == "python":
+        assert "FEASIBLE" in printed
+
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+
+
+def same(shown, printed):
+    """The same words, and numbers that differ by no more than another machine's rounding may bring about."""
+    words = [re.sub(r"\s+", " ", NUMBER.sub("#", line)).strip() for line in (shown, printed)]
+    pairs = zip(NUMBER.findall(shown), NUMBER.findall(printed), strict=False)
+    return words[0] == words[1] and all(float(a) == pytest.approx(float(b), rel=0.1, abs=0.02) for a, b in pairs)
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_tour_prints_what_it_shows(monkeypatch, capsys):
+    names = {"__name__": "example"}
+    printed, verdicts = [], 0
+    for language, text in blocks(TOUR):
+        if language != "text":
+            printed = run(language, text, names, monkeypatch, capsys).splitlines()
+            verdicts += any("FEASIBLE" in line for line in printed)
+            continue
+        left = iter(printed)
+        for line in filter(str.strip, text.splitlines()):
+            assert any(same(line, other) for other in left), f"not printed: {line!r}, but\n" + "\n".join(printed)
+    assert verdicts >= 5
+
+
+def test_quotations_are_the_source():
+    quoted = re.findall(r"\]\(\.\./(\S+)\):\n\n```python\n(.*?)^```$", ALGORITHM.read_text(), re.S | re.M)
+    assert [text for _, text in quoted] == [text for _, text in blocks(ALGORITHM)], "a block does not name its file"
+    for source, text in quoted:
+        code = (ROOT / source).read_text()
+        depths = [depth for depth in range(0, 17, 4) if f"\n{textwrap.indent(text, ' ' * depth)}" in code]
+        assert depths, f"{source} has no such lines:\n{text}"
+
+
+def test_every_line_of_algorithm_1_is_explained():
+    explained = set()
+    for lines in re.findall(r"^### Lines? ([\d, -]+):", ALGORITHM.read_text(), re.M):
+        for part in lines.split(","):
+            first, _, last = part.strip().partition("-")
+            explained |= set(range(int(first), int(last or first) + 1))
+    assert explained == set(range(1, 41))
 
 
 def test_pictures_of_the_docs_are_there():
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} points at {target}"
