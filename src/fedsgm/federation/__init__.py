@@ -3,6 +3,6 @@
 from fedsgm.federation.client import Client
 from fedsgm.federation.program import Program
 from fedsgm.federation.protocol import Failure, Transport
-from fedsgm.federation.server import FederationError, federate
+from fedsgm.federation.server import federate
 
-__all__ = ["Client", "Failure", "FederationError", "Program", "Transport", "federate"]
+__all__ = ["Client", "Failure", "Program", "Transport", "federate"]

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedsgm import wire
 from fedsgm.data.clients import Clients
 from fedsgm.federation.client import Client
 from fedsgm.federation.program import Program
@@ -200,7 +201,7 @@ def _forged(program: Program, kind: Kind, data: bytes, fault: Fault) -> bytes:
         content = pack(({"a": np.zeros(3)}, (np.zeros(2),)))
         if kind == Kind.UPDATE:
             longer = jnp.zeros(2 * program.size)
-            content = program.encode(program.algorithm.uplink.compress(longer, jax.random.key(0)))
+            content = wire.encode(program.algorithm.uplink.compress(longer, jax.random.key(0)), len(longer))
         return dataclasses.replace(reply, content=content).encode()
     factor = np.float32(np.nan if fault == Fault.NAN else 1e6)
     if kind == Kind.UPDATE:

@@ -16,7 +16,7 @@ import numpy as np
 from fedsgm import checkpoint as checkpoints
 from fedsgm.algorithm import Server
 from fedsgm.checkpoint import Checkpoint, Saved
-from fedsgm.errors import FedSGMError
+from fedsgm.errors import FederationError
 from fedsgm.federation.accounts import Account
 from fedsgm.federation.answers import Forms, Reasons, Report, Update, absurd
 from fedsgm.federation.model import Followed
@@ -28,10 +28,6 @@ from fedsgm.rules import Direction
 TRIES = 5  # of a round, until enough have answered
 
 log = logging.getLogger(__name__)
-
-
-class FederationError(FedSGMError, RuntimeError):
-    """A federated run that cannot go on: too few clients answer."""
 
 
 class Run:
