@@ -5,7 +5,8 @@ from fedsgm.algorithm import FedSGM
 from fedsgm.checkpoint import Checkpoint
 from fedsgm.compression import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, TopK
 from fedsgm.data import Clients, by, dirichlet, iid, split
-from fedsgm.errors import CheckpointError, ClientError, FedSGMError, SettingError, WireError
+from fedsgm.errors import CheckpointError, ClientError, FederationError, FedSGMError, SettingError, WireError
+from fedsgm.federation import federate
 from fedsgm.problem import Problem
 from fedsgm.quantities import Constraint, Mean, Statistic
 from fedsgm.result import Result
@@ -23,6 +24,7 @@ __all__ = [
     "Direction",
     "FedSGM",
     "FedSGMError",
+    "FederationError",
     "Hard",
     "Identity",
     "Layerwise",
@@ -46,6 +48,7 @@ __all__ = [
     "dirichlet",
     "estimates",
     "fairness",
+    "federate",
     "iid",
     "simulate",
     "split",

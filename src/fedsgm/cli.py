@@ -395,10 +395,13 @@ def show(
     table: Annotated[bool, typer.Option("--table", help="Also print every seed's values.")] = False,
 ) -> None:
     """Print a finished run's verdict and draw its picture again."""
+    from fedsgm import report
     from fedsgm.result import Result
 
     result = Result.load(folder)
     print(result.verdict())
+    if accounts := report.federation(result):
+        print(f"\n{accounts}")
     if table:
         print(f"\n{result.table()}")
     picture = plot or folder / "history.png"

@@ -13,6 +13,10 @@ class ClientError(FedSGMError, RuntimeError):
     """A client's own function failed; the message names the client and the round."""
 
 
+class FederationError(FedSGMError, RuntimeError):
+    """A federated run that cannot go on: too few clients answer."""
+
+
 class CheckpointError(FedSGMError, RuntimeError):
     """A checkpoint that cannot be used."""
 
