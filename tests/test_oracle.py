@@ -108,15 +108,25 @@ def algorithm_1(clients, w0, history, *, rule, local_steps, uplink, downlink, ra
     return w, np.array(objective), np.array(constraint), np.array(estimates)
 
 
+SWITCHES = (
+    ("hard", "soft"),
+    (None, 3),  # participants
+    (1, 3),  # local steps
+    (False, True),  # compression up
+    (False, True),  # compression down
+    (None, RADIUS),
+    ((None, None), (5, 6)),  # mini-batches: gradients, constraint
+)
+# Half of all combinations, those with an even number of switches on: any six of the seven appear in every combination,
+# so that whatever hangs on six options or fewer is seen, at half the cost.
 OPTIONS = [
-    *itertools.product(
-        ["hard", "soft"],
-        [None, 3],  # participants
-        [1, 3],  # local steps
-        [(False, False), (True, False), (False, True), (True, True)],  # compression up, down
-        [None, RADIUS],
-        [(None, None), (5, 6)],  # mini-batches: gradients, constraint
-    ),
+    (rule, participants, local_steps, (up, down), radius, sizes)
+    for on in itertools.product((0, 1), repeat=len(SWITCHES))
+    if sum(on) % 2 == 0
+    for rule, participants, local_steps, up, down, radius, sizes in [
+        [values[i] for values, i in zip(SWITCHES, on, strict=True)]
+    ]
+] + [
     ("soft", 3, 2, (True, True), None, (5, None)),
     ("soft", 3, 2, (True, True), None, (None, 6)),
 ]
