@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -200,5 +200,7 @@ def _port(wanted: int) -> int:
         try:
             listener.bind(("127.0.0.1", wanted))
         except OSError as error:
-            raise SettingError(f"--port {wanted}: it cannot be used ({error.strerror}); leave it out for a free one") from None
+            raise SettingError(
+                f"--port {wanted}: it cannot be used ({error.strerror}); leave it out for a free one"
+            ) from None
         return int(listener.getsockname()[1])

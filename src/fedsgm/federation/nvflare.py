@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+from fedsgm.federation.protocol import Failure
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
@@ -31,7 +32,6 @@ from fedsgm.checkpoint import Checkpoint
 from fedsgm.errors import ClientError, FedSGMError
 from fedsgm.federation.experiment import Experiment, find
 from fedsgm.federation.kits import OUTCOME, RESULT, STATUS, STOP
-from fedsgm.federation.protocol import Failure
 from fedsgm.federation.resident import Resident, Setup
 from fedsgm.files import write_atomically
 from fedsgm.progress import Progress
@@ -69,7 +69,9 @@ def alone(folder: Path, seconds: float = 30.0) -> Iterator[None]:
                 break
             except OSError:
                 if time.monotonic() > deadline:
-                    raise FedSGMError(f"another job of run {folder.name!r} is at work; give this one another name") from None
+                    raise FedSGMError(
+                        f"another job of run {folder.name!r} is at work; give this one another name"
+                    ) from None
                 time.sleep(0.5)
         yield
 

@@ -153,8 +153,9 @@ def _watch(parent: int) -> None:
 
 def _client(setup: Setup) -> Any:
     from fedsgm.federation.client import Client
-    from fedsgm.federation.experiment import find
     from fedsgm.federation.program import Program
+
+    from fedsgm.federation.experiment import find
 
     sys.path.extend(setup.path)
     experiment = find(setup.experiment)(**setup.settings)

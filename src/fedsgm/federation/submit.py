@@ -24,10 +24,13 @@ from fedsgm.result import Result
 _SERVER = Path("app/config/config_fed_server.json")
 _CLIENT = Path("app/config/config_fed_client.json")
 _EVERY = 0.5  # seconds between two looks at the job
-_SILENT = 15.0  # seconds without a word of a running job, after which it is lost
+_SILENT = 60.0  # seconds without a word of a job, after which it is lost
 _ENDING = 8.0  # seconds that FLARE has to close a job that is done before it is told to
 _BACK = 30.0  # seconds that clients have to come back before a job is sent again without them
 _TRIES = 3  # times that a job is sent again without a new round
+
+
+_NONE: tuple[None, Path] = (None, Path())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +49,9 @@ class Job:
             least = int(json.loads((folder / "meta.json").read_text()).get("min_clients", 1))
             return cls(folder, sorted(args["clients"]), args["run"], least)
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise SettingError(f"{folder} is no job of fedsgm, as fedsgm federate init writes one ({error!r})") from None
+            raise SettingError(
+                f"{folder} is no job of fedsgm, as fedsgm federate init writes one ({error!r})"
+            ) from None
 
     def named(self, run: str, folder: Path) -> Job:
         """A copy in ``folder`` whose run has this name."""
@@ -135,8 +140,8 @@ def submit(
             number = admin.call("submit_job", str(job.folder))
             own = here / number if here else None
             try:
-                done = _watch(admin, number, bar, own, tend)
-                outcome, folder = _outcome(own) or _fetch(admin, number)
+                done, gone = _watch(admin, number, bar, own, tend)
+                outcome, folder = _outcome(own) or (_NONE if gone else _fetch(admin, number))
             except BaseException:
                 if not here:
                     _try(admin, "abort_job", number)
@@ -171,14 +176,14 @@ def _await(admin: Admin, clients: Sequence[str], least: int, seconds: float, ten
         raise FedSGMError(f"{which} did not join within {seconds:g} s; see that it runs and can reach the server")
 
 
-def _watch(admin: Admin, number: str, bar: _Bar, own: Path | None, tend: Callable[[], object]) -> int:
-    """Follow a job until it has ended or is lost; how many rounds are done."""
-    done, heard = -1, None
+def _watch(admin: Admin, number: str, bar: _Bar, own: Path | None, tend: Callable[[], object]) -> tuple[int, bool]:
+    """Follow a job until it has ended or is lost: how many rounds are done, and whether FLARE has forgotten it."""
+    done, heard, began = -1, time.monotonic(), _server_since(admin)
     while True:
         time.sleep(_EVERY)
         tend()
         if _outcome(own):
-            return done
+            return done, False
         status = _status(admin, number)
         if status is not None:
             heard = time.monotonic()
@@ -187,10 +192,15 @@ def _watch(admin: Admin, number: str, bar: _Bar, own: Path | None, tend: Callabl
             if _returned(admin, status["lost"]):
                 _try(admin, "do_app_command", number, STOP, None)
         elif str(_state(admin, number)).startswith("FINISHED"):
-            return done
-        elif heard is not None and time.monotonic() - heard > _SILENT:
-            _try(admin, "abort_job", number)
-            return done
+            return done, False
+        elif _server_since(admin) != began:  # it was started again, and its jobs are gone
+            return done, True
+        elif time.monotonic() - heard > _SILENT:
+            return done, False
+
+
+def _server_since(admin: Admin) -> Any:
+    return admin.call("get_system_info").server_info.start_time
 
 
 def _status(admin: Admin, number: str) -> dict[str, Any] | None:
@@ -212,17 +222,16 @@ def _returned(admin: Admin, lost: dict[str, float]) -> bool:
 
 def _fetch(admin: Admin, number: str) -> tuple[dict[str, Any] | None, Path]:
     """How the run ended, if it did, and the folder of its result."""
-    deadline = time.monotonic() + _ENDING
-    while not str(_state(admin, number)).startswith("FINISHED"):  # FLARE may wait long for a client that is gone
-        if time.monotonic() > deadline:
-            _try(admin, "abort_job", number)
-            deadline += _ENDING
-            if time.monotonic() > deadline:
-                break
-        time.sleep(0.2)
+    for _ in range(2):
+        deadline = time.monotonic() + _ENDING
+        while not str(_state(admin, number)).startswith("FINISHED") and time.monotonic() < deadline:
+            time.sleep(0.2)
+        _try(
+            admin, "abort_job", number
+        )  # FLARE may wait long for a client that is gone; for one that has ended, nothing
     place = _try(admin, "download_job_result", number)
     found = sorted(Path(place).rglob(OUTCOME)) if place else []
-    return (_outcome(found[0].parent) if found else None) or (None, Path())
+    return (_outcome(found[0].parent) if found else None) or _NONE
 
 
 def _outcome(folder: Path | None) -> tuple[dict[str, Any] | None, Path] | None:
