@@ -6,6 +6,7 @@ from fedsgm.checkpoint import Checkpoint
 from fedsgm.compression import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, TopK
 from fedsgm.data import Clients, by, dirichlet, iid, split
 from fedsgm.errors import CheckpointError, ClientError, FedSGMError, SettingError
+from fedsgm.federation import FederationError, federate
 from fedsgm.problem import Problem
 from fedsgm.quantities import Constraint, Mean, Statistic
 from fedsgm.result import Result
@@ -23,6 +24,7 @@ __all__ = [
     "Direction",
     "FedSGM",
     "FedSGMError",
+    "FederationError",
     "Hard",
     "Identity",
     "Layerwise",
@@ -45,6 +47,7 @@ __all__ = [
     "dirichlet",
     "estimates",
     "fairness",
+    "federate",
     "iid",
     "simulate",
     "split",

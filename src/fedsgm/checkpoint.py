@@ -52,12 +52,16 @@ class Saved:
     settings: dict[str, Any]
 
 
-def save(directory: Path, saved: Saved) -> None:
-    """Write a checkpoint, whole or not at all, and drop all but the newest two."""
+def dump(saved: Saved) -> bytes:
+    """What a checkpoint file holds, as bytes."""
     metadata = {"round": str(saved.round), "settings": json.dumps(saved.settings, sort_keys=True)}
     block = safetensors.numpy.save({k: np.ascontiguousarray(v) for k, v in saved.arrays.items()}, metadata)
-    digest = hashlib.sha256(block).digest()
-    write_atomically(directory / f"round-{saved.round:09d}.ckpt", _MAGIC % VERSION + digest + block)
+    return _MAGIC % VERSION + hashlib.sha256(block).digest() + block
+
+
+def save(directory: Path, saved: Saved) -> None:
+    """Write a checkpoint, whole or not at all, and drop all but the newest two."""
+    write_atomically(directory / f"round-{saved.round:09d}.ckpt", dump(saved))
     for old in _files(directory)[:-_KEEP]:
         old.unlink(missing_ok=True)
     for left in directory.glob(".*.tmp"):  # a killed writer's

@@ -107,6 +107,9 @@ class Watched:
         _means_only(self.problem)
         return self.problem.prepare(clients, params, owner=owner)
 
+    def prepare_one(self, data: Any, params: Any) -> Any:
+        return self.problem.prepare_one(data, params)
+
     def at(self, round: Any) -> Watched:
         return self
 

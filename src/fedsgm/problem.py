@@ -21,7 +21,7 @@ from fedsgm.structs import static, struct
 
 RESERVED = (
     *("objective", "estimate", "violation", "weight", "multiplier", "participants"),
-    *("bytes_up", "bytes_down", "seed", "round"),
+    *("bytes_up", "bytes_down", "answered", "evaluated", "seed", "round"),
 )
 
 
@@ -62,6 +62,10 @@ class Task(Protocol):
     def bounds(self) -> dict[str, float]: ...
 
     def prepare(self, clients: Any, params: Any, *, owner: str = "client") -> Any: ...
+
+    def prepare_one(self, data: Any, params: Any) -> Any:
+        """One client's data, prepared where it is: what the functions below call ``data``."""
+        ...
 
     def at(self, round: jax.Array) -> Task:
         """The task in this round, for what changes from round to round by a schedule."""
@@ -135,8 +139,11 @@ class Problem:
     def quantities(self) -> tuple[Quantity, ...]:
         return (self.objective, *(constraint.quantity for constraint in self.constraints))
 
-    def prepare(self, clients: Clients, params: Any, *, owner: str = "client") -> Examples:
-        """Check the functions against the data and weigh every example once, before anything runs."""
+    def prepare(self, clients: Clients, params: Any, *, owner: str = "client", everybody: bool = True) -> Examples:
+        """Check the functions against the data and weigh every example once, before anything runs.
+
+        Unless these are ``everybody``, what only all clients together must have is not asked of them.
+        """
         self._check(clients)
         labels = ("the objective", *(f"the constraint {name!r}" for name in self.names))
         example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), clients.examples)
@@ -144,7 +151,7 @@ class Problem:
         weights = []
         for quantity, label in zip(self.quantities, labels, strict=True):
             if isinstance(quantity, Statistic):
-                _check_statistic(quantity, clients, params, label, owner)
+                _check_statistic(quantity, clients, params, label, owner, everybody)
                 weights.append(present.astype(np.float32))
                 continue
             _check_scalar(jax.eval_shape(quantity.fn, params, example), f"{label}: its function", "per example")
@@ -157,6 +164,11 @@ class Problem:
                 )
             weights.append((chosen / sizes[:, None]).astype(np.float32))
         return Examples(clients.examples, np.stack(weights, axis=1), clients.counts.astype(np.int32))
+
+    def prepare_one(self, data: Any, params: Any) -> Examples:
+        """The same for one client's examples alone."""
+        prepared = self.prepare(Clients.from_list([data]), params, owner="this client", everybody=False)
+        return jax.tree.map(lambda a: a[0], prepared)
 
     def centralized(self, clients: Clients) -> tuple[Problem, Clients]:
         """The problem as one client with all examples has it."""
@@ -284,8 +296,10 @@ def _check_scalar(out: Any, what: str, per: str) -> None:
         raise SettingError(f"{what} must return one floating-point number {per}, but it returned {got}")
 
 
-def _check_statistic(quantity: Statistic, clients: Clients, params: Any, label: str, owner: str) -> None:
-    """The functions fit each other, and over all clients the value is defined where the run starts."""
+def _check_statistic(
+    quantity: Statistic, clients: Clients, params: Any, label: str, owner: str, everybody: bool
+) -> None:
+    """The functions fit each other, and over everybody the value is defined where the run starts."""
 
     def pooled(params: Any, examples: Any, present: Any) -> Any:
         each = jax.vmap(jax.vmap(quantity.sums, (None, 0)), (None, 0))(params, examples)
@@ -297,6 +311,8 @@ def _check_statistic(quantity: Statistic, clients: Clients, params: Any, label: 
         function = getattr(quantity, name)
         if function is not None:
             _check_scalar(jax.eval_shape(function, shapes), f"{label}: its {name}", "for the total")
+    if not everybody:
+        return
     total = jax.jit(pooled)(params, clients.examples, present)
     who = "no client" if owner == "client" else owner
     if quantity.members is not None:

@@ -114,6 +114,13 @@ class CMDP:
         check(self.environment, self.policy, params)
         return {"budget": self.budgets, "client": np.arange(len(self.budgets), dtype=np.int32)}
 
+    def prepare_one(self, data: Any, params: Any) -> dict[str, Any]:
+        """The same of the client whose number is ``data``."""
+        everybody = self.prepare(self.budgets, params)
+        if not isinstance(data, int) or not 0 <= data < len(self.budgets):
+            raise SettingError(f"a CMDP's client is its number, 0 to {len(self.budgets) - 1}, but it is {data!r}")
+        return {name: values[data] for name, values in everybody.items()}
+
     def measure(self, params: Any, data: Any, key: jax.Array, *, batch_size: int | None) -> tuple[Any, Kept]:
         """Roll out; the mean reward and cost of an episode, and that cost minus the client's budget."""
         _refuse(batch_size)

@@ -1,0 +1,91 @@
+"""What the server makes of a reply's content, trusting nothing in it, and which answers do not fit the others'."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedsgm.compression import Message
+from fedsgm.federation.program import Program
+from fedsgm.federation.protocol import FrameError, Kind, form_of, pack, unpack
+
+ABSURD = 1e3  # times the median length of the others' messages: longer is no honest answer
+
+Reasons = dict[int, str]
+_SHAPE = "an answer of a wrong shape"
+_FINITE = "a NaN or an infinite value"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """To ``measure`` and ``evaluate``: statistics of the constraints, and of all quantities at each model asked."""
+
+    statistics: Any
+    evaluations: Any
+
+    @classmethod
+    def read(cls, content: bytes, kind: Kind, models: int) -> Report:
+        tree = unpack(content)
+        if not isinstance(tree, tuple) or len(tree) != 2:
+            raise FrameError(_SHAPE)
+        if kind & Kind.MEASURE and tree[0] is None:
+            raise FrameError(_SHAPE)
+        if kind & Kind.EVALUATE and not (isinstance(tree[1], tuple) and len(tree[1]) == models):
+            raise FrameError(_SHAPE)
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)):
+            raise FrameError(_FINITE)
+        return cls(tree[0] if kind & Kind.MEASURE else None, tree[1] if kind & Kind.EVALUATE else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """To ``update``: the message, and the length of the vector that it stands for."""
+
+    message: Message
+    norm: float
+
+    @classmethod
+    def read(cls, content: bytes, program: Program) -> Update:
+        uplink = program.algorithm.uplink
+        message = program.decode(content, uplink)
+        norm = float(np.linalg.norm(program.dense(message, uplink).astype(np.float64)))
+        if not np.isfinite(norm):
+            raise FrameError(_FINITE)
+        return cls(message, norm)
+
+
+class Forms:
+    """The forms that statistics and evaluations have: most clients', when they were first seen."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, bytes] = {}
+
+    def odd(self, reports: dict[int, Report]) -> Reasons:
+        """The reports of another form."""
+        statistics = {c: [r.statistics] for c, r in reports.items() if r.statistics is not None}
+        evaluations = {c: r.evaluations for c, r in reports.items() if r.evaluations is not None}
+        return self._odd("statistics", statistics) | self._odd("evaluations", evaluations)
+
+    def _odd(self, part: str, trees: Mapping[int, Sequence[Any]]) -> Reasons:
+        forms = {client: {form_of(pack(tree)) for tree in each} for client, each in trees.items()}
+        if part not in self._known and forms:
+            self._known[part] = collections.Counter(form for each in forms.values() for form in each).most_common(1)[0][
+                0
+            ]
+        return {client: _SHAPE for client, each in forms.items() if each != {self._known[part]}}
+
+
+def absurd(updates: dict[int, Update], usual: float) -> Reasons:
+    """The updates far longer than the others; one alone is held against the ``usual`` length."""
+    found = {}
+    for client, update in updates.items():
+        others = [other.norm for c, other in updates.items() if c != client]
+        reference = float(np.median(others)) if others else usual
+        if 0 < reference * ABSURD < update.norm:
+            found[client] = f"a message {update.norm / reference:.0e} times as long as others"
+    return found

@@ -1,0 +1,160 @@
+"""A client: it answers the server's requests, one at a time, and keeps its model and memory on its own disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsgm.compression import Identity
+from fedsgm.federation.program import At, Program
+from fedsgm.federation.protocol import NOTHING, FrameError, Kind, Reply, Request, checksum_of, pack, unpack
+from fedsgm.federation.state import Sent, State, Store
+from fedsgm.rules import Direction
+
+WELCOME = struct.Struct("<IIH")  # before a whole model: fingerprint, seed, the client's number
+_LONGEST = 300  # characters of an error that are sent
+
+
+class _BehindError(Exception):
+    """The client does not hold the model that the request builds on."""
+
+
+class Client:
+    """One client of a federated run: ``answer`` gives the reply to a request, whatever bytes come.
+
+    Args:
+        program: the same as the server's.
+        data: this client's own: for a :class:`Problem` its examples, a pytree of arrays.
+        state_dir: the client's folder; what is there survives a restart of the process.
+    """
+
+    def __init__(self, program: Program, data: Any, state_dir: str | Path) -> None:
+        self.program = program
+        self.data = program.prepare(data)
+        self.store = Store(Path(state_dir))
+        self.state = self.store.read()
+        self._kept: tuple[Any, Any] = (None, None)
+        self._busy = threading.Lock()
+
+    def answer(self, request: bytes) -> bytes:
+        """The reply. What goes wrong, in the request or in the user's code, is told in it in one line."""
+        with self._busy:
+            began = time.perf_counter()
+            run = None
+            try:
+                asked = Request.decode(request)
+                run = asked.run
+                self.state = self._follow(asked)
+                kind, content = Kind.ANSWER, self._work(asked, self.state)
+            except _BehindError:
+                kind, content = Kind.BEHIND, b""
+            except Exception as error:
+                first = str(error).partition("\n")[0]
+                told = first if isinstance(error, FrameError) else f"{type(error).__name__}: {first}"
+                kind, content = Kind.ERROR, told[:_LONGEST].encode(errors="replace")
+            mine = self.state is not None and self.state.run == run
+            version, replica = (self.state.version, self.state.checksum) if self.state and mine else (NOTHING, 0)
+            seconds = time.perf_counter() - began
+            return Reply(kind, checksum_of(request), version, replica, seconds, content).encode()
+
+    def _follow(self, asked: Request) -> State:
+        """The state with the model of the request's round; requests that a newer one has overtaken are refused."""
+        state = self.state
+        if state is not None and asked.run < state.run:
+            raise FrameError("the request is of an earlier run")
+        if state is not None and asked.run == state.run:
+            if (asked.attempt, asked.round) < (state.attempt, state.version):
+                raise FrameError(f"the request is of round {asked.round}, but version {state.version} is here already")
+        elif not asked.whole:
+            raise _BehindError
+        if asked.whole:
+            state = self._welcome(asked, state)
+        else:
+            assert state is not None
+            first = asked.round - len(asked.model)
+            if not first <= state.version <= asked.round:
+                raise _BehindError
+            replica = state.replica
+            for broadcast in asked.model[state.version - first :]:
+                replica = self.program.receive(replica, self.program.decode(broadcast, self.program.algorithm.downlink))
+            state = dataclasses.replace(state, attempt=asked.attempt, version=asked.round, replica=replica)
+        if state.checksum != asked.replica:
+            if self.state is not None:  # this replica leads nowhere: ask for the whole model
+                self.state = dataclasses.replace(self.state, version=NOTHING)
+            raise _BehindError
+        return state
+
+    def _welcome(self, asked: Request, state: State | None) -> State:
+        """The state with a whole model; at the start of a run, also with an empty memory."""
+        if len(asked.model[0]) < WELCOME.size:
+            raise FrameError("the model ends too early")
+        fingerprint, seed, client = WELCOME.unpack_from(asked.model[0])
+        if fingerprint != self.program.fingerprint:
+            raise FrameError("the client runs another program than the server; start both with the same settings")
+        message = self.program.decode(asked.model[0][WELCOME.size :], Identity())
+        if state is None or state.run != asked.run:
+            memory = self.program.algorithm.init_memory(1, self.program.size)
+            nothing = None if memory is None else memory[0]
+            return State(asked.run, asked.attempt, seed, client, asked.round, message.values, nothing)
+        return dataclasses.replace(
+            state, attempt=asked.attempt, client=client, version=asked.round, replica=message.values
+        )
+
+    def _work(self, asked: Request, state: State) -> bytes:
+        if asked.kind == Kind.UPDATE:
+            return self._update(asked, state)
+        statistics = evaluations = None
+        if asked.kind & Kind.MEASURE:
+            statistics = self._measure(state)[0]
+        if asked.kind & Kind.EVALUATE:
+            more = np.frombuffer(asked.payload, np.float32).reshape(-1, self.program.size)
+            evaluations = tuple(self.program.evaluate(w, self.data) for w in (state.replica, *more))
+        return pack((statistics, evaluations))
+
+    def _measure(self, state: State) -> tuple[Any, Any]:
+        at = At.of(state.seed, state.version, state.client)
+        statistics, kept = self.program.measure(state.replica, self.data, at)
+        self._kept = ((state.run, state.version), kept)
+        return statistics, kept
+
+    def _update(self, asked: Request, state: State) -> bytes:
+        """The message of this round: the one that was made already, or a new one, on disk before it is sent."""
+        memory = state.memory
+        if state.sent is not None:
+            if (state.sent.round, state.sent.direction) == (asked.round, asked.payload):
+                return state.sent.message
+            memory = self._settled(state, state.sent, asked)
+        name, kept = self._kept
+        if name != (state.run, state.version):  # the measurement was another process's
+            kept = self._measure(state)[1]
+        direction = Direction(*unpack(asked.payload))
+        at = At.of(state.seed, asked.round, state.client)
+        message, after = self.program.local_update(state.replica, direction, self.data, kept, memory, at)
+        if not np.isfinite(self.program.dense(message, self.program.algorithm.uplink)).all() or not (
+            after is None or np.isfinite(after).all()
+        ):
+            raise FrameError("the update has a NaN or an infinite entry")
+        sent = Sent(asked.round, asked.payload, self.program.encode(message), memory)
+        new = dataclasses.replace(state, memory=after, sent=sent)
+        self.store.write(new)
+        self.state = new
+        return sent.message
+
+    def _settled(self, state: State, sent: Sent, asked: Request) -> np.ndarray | None:
+        """The memory, now that the server says whether it used the last message.
+
+        If it did not, the message goes back into the memory. If the server does that very round again, because it was
+        stopped before it could use the message, the update is undone: the round's new one takes its place.
+        """
+        if state.memory is None or asked.used == sent.round:
+            return state.memory
+        if sent.round >= asked.round:
+            return sent.before
+        uplink = self.program.algorithm.uplink
+        return state.memory + self.program.dense(self.program.decode(sent.message, uplink), uplink)

@@ -1,0 +1,45 @@
+"""The server's side of the model that every client follows: its version, and how a client gets there from another."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from fedsgm.compression import Dense, Message
+from fedsgm.federation.client import WELCOME
+from fedsgm.federation.program import Program
+from fedsgm.federation.protocol import NOTHING, WHOLE
+from fedsgm.federation.state import checksum
+
+
+@dataclasses.dataclass
+class Followed:
+    """The replica w, at a version, and the broadcasts of the last versions, as many as cost less than the whole."""
+
+    program: Program
+    replica: np.ndarray
+    version: int = 0
+    recent: list[bytes] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        vector: Any = self.replica
+        self.whole = self.program.encode(Dense(vector))
+        self.checksum = checksum(self.replica)
+
+    def after(self, broadcast: Message) -> Followed:
+        """The next version, made from the very bytes that the clients will get."""
+        data = self.program.encode(broadcast)
+        replica = self.program.receive(self.replica, self.program.decode(data, self.program.algorithm.downlink))
+        recent = [*self.recent, data]
+        while sum(map(len, recent)) >= len(self.whole) or len(recent) >= WHOLE:
+            del recent[0]
+        return Followed(self.program, replica, self.version + 1, recent)
+
+    def since(self, held: int, seed: int, client: int) -> tuple[tuple[bytes, ...], bool]:
+        """What a client that holds version ``held`` needs, and whether that is the whole model."""
+        missing = self.version - held
+        if held != NOTHING and 0 <= missing <= len(self.recent):
+            return tuple(self.recent[len(self.recent) - missing :]), False
+        return (WELCOME.pack(self.program.fingerprint, seed, client) + self.whole,), True

@@ -1,0 +1,120 @@
+"""The clients as the server meets them: it asks, and whatever comes back is an answer or a reason for none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from fedsgm.federation.accounts import Account
+from fedsgm.federation.answers import Reasons
+from fedsgm.federation.model import Followed
+from fedsgm.federation.protocol import NOTHING, Failure, FrameError, Kind, Reply, Request, Transport, checksum_of
+
+REPEATS = 5  # of an exchange that too few have answered
+
+T = TypeVar("T")
+
+
+class _BehindError(Exception):
+    """The client holds another version than its account said."""
+
+
+class Panel:
+    """All clients of a run, by number, each with its account. ``up`` and ``down`` count the bytes of a round."""
+
+    def __init__(self, transport: Transport, seed: int, timeout: float, run: int) -> None:
+        self.transport, self.seed, self.timeout = transport, seed, timeout
+        self.accounts = [Account(name) for name in transport.clients()]
+        self.run, self.attempt = run, 0
+        self.up = self.down = 0
+
+    def ask(
+        self,
+        model: Followed,
+        kinds: Mapping[int, Kind],
+        payload: bytes,
+        read: Callable[[Kind, bytes], T],
+        odd: Callable[[dict[int, T]], Reasons],
+        enough: Callable[[dict[int, T]], bool],
+    ) -> tuple[dict[int, T], Reasons]:
+        """Each client's answer, as ``read`` makes it of a reply, and why there is none from the others.
+
+        ``odd`` says which answers do not fit the others'. Until there are ``enough``, those without an answer are asked
+        again, a few times.
+        """
+        answers: dict[int, T] = {}
+        reasons: Reasons = {}
+        for _ in range(1 + REPEATS):
+            asked = {client: kind for client, kind in kinds.items() if client not in answers}
+            behind = self._exchange(model, asked, payload, read, answers, reasons)
+            self._exchange(model, {client: asked[client] for client in behind}, payload, read, answers, reasons)
+            for client, reason in odd(answers).items():
+                reasons[client] = reason
+                del answers[client]
+            if enough(answers):
+                break
+        return dict(sorted(answers.items())), reasons
+
+    def _exchange(
+        self,
+        model: Followed,
+        kinds: Mapping[int, Kind],
+        payload: bytes,
+        read: Callable[[Kind, bytes], T],
+        answers: dict[int, T],
+        reasons: Reasons,
+    ) -> list[int]:
+        """One exchange with these clients; the ones whose model was another than thought are returned."""
+        requests = {client: self._request(model, client, kind, payload) for client, kind in kinds.items()}
+        if not requests:
+            return []
+        named = {self.accounts[client].name: request for client, request in requests.items()}
+        replies = self.transport.exchange(named, self.timeout)
+        behind = []
+        for client, request in requests.items():
+            account = self.accounts[client]
+            reply = replies.get(account.name, Failure(f"no answer in {self.timeout:g} s"))
+            self._count(account, request, reply)
+            try:
+                answers[client] = read(kinds[client], _opened(account, request, reply, model))
+            except _BehindError:
+                behind.append(client)
+                reasons[client] = "cannot follow the model"
+            except FrameError as error:
+                reasons[client] = str(error)
+        return behind
+
+    def _request(self, model: Followed, client: int, kind: Kind, payload: bytes) -> bytes:
+        account = self.accounts[client]
+        parts, whole = model.since(account.held, self.seed, client)
+        return Request(
+            kind, self.run, self.attempt, model.version, model.checksum, account.used, parts, whole, payload
+        ).encode()
+
+    def _count(self, account: Account, request: bytes, reply: bytes | Failure) -> None:
+        size = 0 if isinstance(reply, Failure) else len(reply)
+        account.bytes_down += len(request)
+        account.bytes_up += size
+        self.down += len(request)
+        self.up += size
+
+
+def _opened(account: Account, request: bytes, data: bytes | Failure, model: Followed) -> bytes:
+    """The content of a good reply to this very request, on this very model."""
+    if isinstance(data, Failure):
+        raise FrameError(data.reason)
+    reply = Reply.decode(data)
+    if reply.request != checksum_of(request):
+        raise FrameError("an answer to another request")
+    if math.isfinite(reply.seconds) and reply.seconds > 0:
+        account.seconds += reply.seconds
+    same = reply.version == model.version and reply.replica == model.checksum
+    account.held = reply.version if same or NOTHING < reply.version < model.version else NOTHING
+    if reply.kind == Kind.BEHIND:
+        raise _BehindError
+    if reply.kind == Kind.ERROR:
+        raise FrameError(reply.content.decode(errors="replace") or "an error without a reason")
+    if reply.kind != Kind.ANSWER or not same:
+        raise FrameError("an answer of another version")
+    return reply.content

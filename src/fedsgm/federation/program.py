@@ -1,0 +1,211 @@
+"""What the server and every client have in common: the algorithm, the problem, the form of the parameters.
+
+Each makes it from the same settings; a fingerprint, which comes with the model, tells when they differ. Its methods
+are the functions of ``algorithm.py``, compiled, with randomness from (seed, round, client), so that a federated run
+takes the steps that :func:`fedsgm.simulate` takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedsgm.algorithm import FedSGM, Flat, RoundKeys, Server
+from fedsgm.compression import Compressor, Layerwise, Message, Sparse
+from fedsgm.federation import _stub_wire as _wire
+from fedsgm.federation.protocol import VERSION, FrameError
+from fedsgm.layout import Layout
+from fedsgm.problem import Measured, Task
+from fedsgm.result import describe
+from fedsgm.rules import Direction
+from fedsgm.simulate import use_compilation_cache
+from fedsgm.structs import struct
+
+
+@struct
+class At:
+    """Where in a run: all that its randomness depends on. ``client`` is -1 on the server."""
+
+    seed: Any
+    round: Any
+    client: Any
+
+    @classmethod
+    def of(cls, seed: int, round: int, client: int = -1) -> At:
+        return cls(np.uint32(seed), np.int32(round), np.int32(client))
+
+    @property
+    def keys(self) -> RoundKeys:
+        return RoundKeys.of(self.seed, self.round)
+
+    @property
+    def key(self) -> jax.Array:
+        return self.keys.client(self.client)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """One run's algorithm and problem, as server and clients call them; vectors are flat float32 arrays."""
+
+    algorithm: FedSGM
+    task: Flat
+    params: Any
+
+    @classmethod
+    def of(cls, algorithm: FedSGM, problem: Task, params: Any) -> Program:
+        """The program of these settings; ``params`` are the run's starting parameters, on the client their like."""
+        use_compilation_cache()
+        plain = dataclasses.replace(algorithm, promise=None)
+        traced, task = jax.tree.map(np.float32, (plain, problem))  # 1 and 1.0 are the same program
+        return cls(traced, Flat(task, Layout.of(params)), params)
+
+    @property
+    def size(self) -> int:
+        """d, the number of parameters."""
+        return self.task.layout.size
+
+    @functools.cached_property
+    def start(self) -> np.ndarray:
+        """The starting parameters, flat."""
+        return self.task.layout.flatten(jax.tree.map(np.asarray, self.params))
+
+    @functools.cached_property
+    def fingerprint(self) -> int:
+        """The same for the same settings, in any process."""
+        layout = self.task.layout
+        settings = [describe(self.algorithm), describe(self.task.task), str(layout.structure), layout.shapes]
+        text = re.sub(r" at 0x[0-9a-f]+", "", json.dumps([VERSION, *settings], sort_keys=True))
+        return zlib.crc32(text.encode())
+
+    def prepare(self, data: Any) -> Any:
+        """A client's own data, checked and ready for the functions below."""
+        return jax.tree.map(jnp.asarray, self.task.task.prepare_one(data, self.params))
+
+    def sample(self, at: At, clients: int) -> list[int]:
+        return [int(i) for i in _sample(self.algorithm, at, clients)]
+
+    def measure(self, w: np.ndarray, data: Any, at: At) -> tuple[Any, Any]:
+        statistics, kept = _measure(self.algorithm, self.task, w, data, at)
+        return _numpy(statistics), kept
+
+    def decide(self, rule: Any, statistics: list[Any], at: At) -> tuple[Direction, Any, Measured]:
+        return _numpy(_decide(self.algorithm, self.task, rule, _stacked(statistics), at))
+
+    def local_update(
+        self, w: np.ndarray, direction: Direction, data: Any, kept: Any, memory: Any, at: At
+    ) -> tuple[Message, Any]:
+        return _numpy(_local_update(self.algorithm, self.task, w, direction, data, kept, memory, at))
+
+    def aggregate(self, server: Server, messages: list[Message], at: At) -> tuple[Server, Message]:
+        return _numpy(_aggregate(self.algorithm, self.task, server, _stacked(messages), at))
+
+    def receive(self, w: np.ndarray, broadcast: Message) -> np.ndarray:
+        """Op by op: compiled as a whole, sums and products could be fused, and differ by machine in the last bit."""
+        return np.asarray(self.algorithm.receive(jnp.asarray(w), broadcast))
+
+    def evaluate(self, w: np.ndarray, data: Any) -> Any:
+        return _numpy(_evaluate(self.task, w, data))
+
+    def summarise(self, evaluations: list[Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        return _numpy(_summarise(self.task, _stacked(evaluations)))
+
+    def encode(self, message: Message) -> bytes:
+        return _wire.encode(message, self.size)
+
+    def decode(self, data: bytes, compressor: Any) -> Message:
+        """A message that this compressor can have made, or :class:`FrameError`."""
+        try:
+            message = _wire.decode(data, self.size)
+        except _wire.WireError as error:
+            raise FrameError(str(error)) from None
+        like = _like(compressor, self.size)
+        forms: Any = [jax.tree.structure(tree) for tree in (message, like)]
+        if forms[0] != forms[1]:
+            raise FrameError("the message is of another compressor")
+        leaves, expected = jax.tree.leaves(message), jax.tree.leaves(like)
+        if any(leaf.shape != form.shape for leaf, form in zip(leaves, expected, strict=True)):
+            raise FrameError("the message has a wrong shape")
+        parts = message if isinstance(compressor, Layerwise) else (message,)
+        sizes = compressor.sizes if isinstance(compressor, Layerwise) else (self.size,)
+        for part, size in zip(parts, sizes, strict=True):
+            if isinstance(part, Sparse) and not _are_places(part.indices, size):
+                raise FrameError("the message has a wrong shape")
+        return jax.tree.map(lambda leaf, form: np.asarray(leaf).astype(form.dtype, copy=False), message, like)
+
+    def dense(self, message: Message, compressor: Compressor) -> np.ndarray:
+        """The vector that a message stands for."""
+        return np.asarray(_dense(compressor, message, self.size))
+
+
+def _are_places(indices: Any, size: int) -> bool:
+    """Different places of a vector of this size."""
+    return bool(len(np.unique(indices)) == len(indices) and (indices >= 0).all() and (indices < size).all())
+
+
+@functools.cache
+def _like(compressor: Any, d: int) -> Message:
+    """The shapes of a compressor's message."""
+    vector = jax.ShapeDtypeStruct((d,), np.float32)
+    return jax.eval_shape(compressor.compress, vector, jax.eval_shape(lambda: jax.random.key(0)))
+
+
+def _stacked(trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def _numpy(tree: Any) -> Any:
+    return jax.tree.map(np.asarray, tree)
+
+
+@functools.partial(jax.jit, static_argnames="clients")
+def _sample(algorithm: FedSGM, at: At, clients: int) -> jax.Array:
+    return algorithm.sample(at.keys.sampling, clients)
+
+
+@jax.jit
+def _measure(algorithm: FedSGM, task: Flat, w: jax.Array, data: Any, at: At) -> tuple[Any, Any]:
+    return algorithm.measure(_now(task, at), w, data, at.key)
+
+
+@jax.jit
+def _decide(algorithm: FedSGM, task: Flat, rule: Any, statistics: Any, at: At) -> Any:
+    return algorithm.decide(_now(task, at), rule, statistics, at.keys.server)
+
+
+@jax.jit
+def _local_update(
+    algorithm: FedSGM, task: Flat, w: jax.Array, direction: Direction, data: Any, kept: Any, memory: Any, at: At
+) -> tuple[Message, Any]:
+    return algorithm.local_update(_now(task, at), w, direction, data, kept, memory, at.key)
+
+
+@jax.jit
+def _aggregate(algorithm: FedSGM, task: Flat, server: Server, messages: Message, at: At) -> tuple[Server, Message]:
+    return algorithm.aggregate(_now(task, at), server, messages, at.keys.server)
+
+
+@jax.jit
+def _evaluate(task: Flat, w: jax.Array, data: Any) -> Any:
+    return task.evaluate(w, data, jax.random.key(0))
+
+
+@jax.jit
+def _summarise(task: Flat, evaluations: Any) -> tuple[dict[str, jax.Array], jax.Array]:
+    return task.task.summarise(evaluations)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _dense(compressor: Compressor, message: Message, d: int) -> jax.Array:
+    return compressor.decompress(message, d)
+
+
+def _now(task: Flat, at: At) -> Flat:
+    return Flat(task.task.at(at.round), task.layout)

@@ -1,0 +1,204 @@
+"""What the server and its clients say to each other, as bytes, and what an engine must be to carry it.
+
+A request says which run, which attempt of the server (it counts how often that was resumed) and which round it belongs
+to; the model's version is the round. A reply says which request it answers. Both end in a checksum: what is damaged,
+late or out of order is seen before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedsgm.errors import FedSGMError
+
+VERSION = 1
+WHOLE = 0xFFFF  # in place of a number of broadcasts: the whole model
+NOTHING = -1  # the version of a client that holds no model; the round of a message that was never used
+_MAGIC = b"fS"
+_REQUEST = struct.Struct("<2sBBQHIIHi")
+_REPLY = struct.Struct("<2sBBIiIf")
+_CHECKSUM = struct.Struct("<I")
+_SIZE = struct.Struct("<I")
+
+
+class FrameError(FedSGMError, ValueError):
+    """Bytes that are no frame of this protocol, or not one that belongs here."""
+
+
+class Kind(enum.IntEnum):
+    """What is asked, and what kind of answer came."""
+
+    MEASURE = 1
+    EVALUATE = 2
+    MEASURE_AND_EVALUATE = 3
+    UPDATE = 4
+    ANSWER = 16
+    BEHIND = 17  # the client does not hold the version that the request builds on
+    ERROR = 18
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a client gave no answer, in a few words: lost, crashed, no answer in 60 s."""
+
+    reason: str
+
+
+class Transport(Protocol):
+    """What an engine is: it knows who is there, and carries bytes there and back by a deadline."""
+
+    def clients(self) -> Sequence[str]:
+        """Their names, in an order that stays: a client's place in it is its number in the run."""
+        ...
+
+    def exchange(self, requests: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes | Failure]:
+        """Each client's reply to its request, or why there was none; one that is missing gave no answer in time."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the server asks of one client.
+
+    ``model`` is what leads the client to the model of this round: the broadcasts since the version that it holds, or
+    the whole (``whole``). ``used`` is the round of the client's last message that the server used.
+    """
+
+    kind: Kind
+    run: int
+    attempt: int
+    round: int
+    replica: int  # the checksum of this round's model
+    used: int = NOTHING
+    model: tuple[bytes, ...] = ()
+    whole: bool = False
+    payload: bytes = b""
+
+    def encode(self) -> bytes:
+        count = WHOLE if self.whole else len(self.model)
+        head = _REQUEST.pack(
+            _MAGIC, VERSION, self.kind, self.run, self.attempt, self.round, self.replica, count, self.used
+        )
+        return seal(head + b"".join(_SIZE.pack(len(part)) + part for part in self.model) + self.payload)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Request:
+        (kind, run, attempt, round, replica, count, used), rest = _open(data, _REQUEST)
+        model = []
+        for _ in range(1 if count == WHOLE else count):
+            size = _SIZE.unpack_from(rest)[0] if len(rest) >= _SIZE.size else len(rest)
+            if len(rest) < _SIZE.size + size:
+                raise FrameError("the request ends too early")
+            model.append(rest[_SIZE.size : _SIZE.size + size])
+            rest = rest[_SIZE.size + size :]
+        return cls(kind, run, attempt, round, replica, used, tuple(model), count == WHOLE, rest)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What a client answers: to which request, and which model it holds now."""
+
+    kind: Kind
+    request: int  # the request's checksum
+    version: int
+    replica: int
+    seconds: float  # how long the client worked
+    content: bytes
+
+    def encode(self) -> bytes:
+        head = _REPLY.pack(_MAGIC, VERSION, self.kind, self.request, self.version, self.replica, self.seconds)
+        return seal(head + self.content)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Reply:
+        (kind, request, version, replica, seconds), content = _open(data, _REPLY)
+        return cls(kind, request, version, replica, seconds, content)
+
+
+def seal(frame: bytes) -> bytes:
+    """The frame and its checksum."""
+    return frame + _CHECKSUM.pack(zlib.crc32(frame))
+
+
+def checksum_of(frame: bytes) -> int:
+    """The checksum that a whole frame ends in: its name, for the reply."""
+    return int(_CHECKSUM.unpack(frame[-_CHECKSUM.size :])[0]) if len(frame) >= _CHECKSUM.size else 0
+
+
+def _open(data: bytes, header: struct.Struct) -> tuple[tuple[Any, ...], bytes]:
+    """The header's fields after magic and version, and what follows it."""
+    if len(data) < header.size + _CHECKSUM.size or data[:2] != _MAGIC:
+        raise FrameError("the bytes are no frame of fedsgm")
+    if zlib.crc32(data[: -_CHECKSUM.size]) != checksum_of(data):
+        raise FrameError("the frame is damaged: its checksum does not match")
+    _, version, kind, *fields = header.unpack_from(data)
+    if version != VERSION:
+        raise FrameError(f"the frame has format {version}, this fedsgm speaks format {VERSION}; use the same fedsgm")
+    if kind not in set(Kind):
+        raise FrameError(f"the frame is of an unknown kind, {kind}")
+    return (Kind(kind), *fields), data[header.size : -_CHECKSUM.size]
+
+
+def pack(tree: Any) -> bytes:
+    """A nest of dictionaries, tuples, lists and float32 arrays: its form in JSON, then the numbers."""
+    numbers: list[bytes] = []
+
+    def form(node: Any) -> Any:
+        if node is None:
+            return None
+        if type(node) is dict and all(type(key) is str for key in node):
+            return {key: form(node[key]) for key in sorted(node)}
+        if type(node) in (tuple, list):
+            return [*(["list"] if type(node) is list else []), *map(form, node)]
+        try:
+            array = np.asarray(node, np.float32)
+        except (TypeError, ValueError):
+            raise FrameError(
+                f"a {type(node).__name__} cannot travel; make statistics of arrays in tuples, lists and dictionaries"
+            ) from None
+        numbers.append(array.tobytes())
+        return ",".join(map(str, array.shape))
+
+    return json.dumps(form(tree), separators=(",", ":")).encode() + b"\0" + b"".join(numbers)
+
+
+def unpack(data: bytes) -> Any:
+    """What :func:`pack` packed; :class:`FrameError` for any other bytes."""
+    text, _, numbers = data.partition(b"\0")
+
+    def build(form: Any) -> Any:
+        nonlocal numbers
+        if form is None:
+            return None
+        if isinstance(form, dict):
+            return {key: build(value) for key, value in form.items()}
+        if isinstance(form, list):
+            return list(map(build, form[1:])) if form[:1] == ["list"] else tuple(map(build, form))
+        shape = tuple(map(int, form.split(","))) if form else ()
+        if min(shape, default=0) < 0:
+            raise ValueError
+        size = 4 * math.prod(shape)
+        mine, numbers = numbers[:size], numbers[size:]
+        return np.frombuffer(mine, np.float32).reshape(shape)
+
+    try:
+        tree = build(json.loads(text))
+    except (ValueError, AttributeError, RecursionError):
+        tree, numbers = None, b"?"
+    if numbers:
+        raise FrameError("the numbers do not fit their form")
+    return tree
+
+
+def form_of(data: bytes) -> bytes:
+    """The form of what was packed, to compare."""
+    return data.partition(b"\0")[0]

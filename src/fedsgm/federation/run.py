@@ -1,0 +1,237 @@
+"""One federated run on the server: what it carries from round to round, and a round of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedsgm import checkpoint as checkpoints
+from fedsgm.algorithm import Server
+from fedsgm.checkpoint import Checkpoint, Saved
+from fedsgm.errors import FedSGMError
+from fedsgm.federation.accounts import Account
+from fedsgm.federation.answers import Forms, Reasons, Report, Update, absurd
+from fedsgm.federation.model import Followed
+from fedsgm.federation.panel import Panel
+from fedsgm.federation.program import At, Program
+from fedsgm.federation.protocol import Kind, Transport, pack
+from fedsgm.rules import Direction
+
+log = logging.getLogger(__name__)
+
+
+class FederationError(FedSGMError, RuntimeError):
+    """A federated run that cannot go on: too few clients answer."""
+
+
+class Run:
+    """The server. ``step`` takes one round, ``finish`` measures what was found."""
+
+    def __init__(
+        self,
+        program: Program,
+        transport: Transport,
+        *,
+        seed: int,
+        rounds: int,
+        evaluate_every: int = 1,
+        min_participants: int = 1,
+        timeout: float = 60.0,
+    ) -> None:
+        self.program, self.seed, self.rounds = program, seed, rounds
+        self.evaluate_every, self.min_participants = evaluate_every, min_participants
+        self.panel = Panel(transport, seed, timeout, time.time_ns())
+        w = program.start
+        server = program.algorithm.init(w)
+        self.model = Followed(program, w)
+        self.own: Any = server.model
+        self.rule = jax.tree.map(np.float32, server.rule)
+        self.average, self.best = np.zeros_like(w), np.full_like(w, np.nan)
+        self.average_weight: Any = np.float32(0)
+        self.best_objective: Any = np.float32(np.inf)
+        self.usual = 0.0  # the median length of the last round's messages
+        self.history: dict[str, np.ndarray] = {}
+        self._forms = Forms()
+        self._folder: Path | None = None
+        self._settings: dict[str, Any] = {}
+
+    @property
+    def round(self) -> int:
+        """The round that ``step`` takes next: as many are done."""
+        return self.model.version
+
+    @property
+    def accounts(self) -> list[Account]:
+        return self.panel.accounts
+
+    def step(self) -> None:
+        """One round: measure, decide, update, aggregate. Once it is saved it counts, and clients hear of its model."""
+        t, at = self.round, At.of(self.seed, self.round)
+        w: Any = self.model.replica
+        self.panel.up = self.panel.down = 0
+        who = self.program.sample(at, len(self.accounts))
+        evaluating = t > 0 and self.evaluate_every > 0 and t % self.evaluate_every == 0
+        kinds = dict.fromkeys(range(len(self.accounts)), Kind.EVALUATE) if evaluating else {}
+        kinds |= dict.fromkeys(who, Kind.MEASURE_AND_EVALUATE if evaluating else Kind.MEASURE)
+        reports, reasons = self._measure(kinds, who, self.min_participants)
+        if evaluating:
+            self._record_values(t - 1, [report.evaluations[0] for report in reports.values()])
+
+        measured = [client for client in who if client in reports]
+        direction, rule, seen = self.program.decide(self.rule, [reports[c].statistics for c in measured], at)
+        updates, why = self._update(measured, direction)
+        messages = [update.message for update in updates.values()]
+        server, broadcast = self.program.aggregate(Server(w, self.own, rule), messages, at)
+
+        self._settle(t, who, updates, reasons | why)
+        total = self.average_weight + direction.objective
+        share = direction.objective / (total if total > 0 else np.float32(1))
+        self.average, self.average_weight = self.average + share * (w - self.average), total
+        self.usual = float(np.median([update.norm for update in updates.values()]))
+        self.rule, self.own, self.model = rule, server.model, self.model.after(broadcast)
+        self._record(t, violation=seen.violation, weight=direction.constraint, **seen.report)
+        if rule is not None:
+            self._record(t, multiplier=rule)
+        self._record(t, participants=np.array(who, np.int32), answered=np.int32(len(updates)))
+        self._record(t, bytes_up=np.int64(self.panel.up), bytes_down=np.int64(self.panel.down))
+        self.save()
+
+    def finish(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """The last, average and best parameters, and their true values over the clients, all that answer."""
+        self.panel.up = self.panel.down = 0
+        average = self.average if self.average_weight > 0 else np.full_like(self.average, np.nan)
+        models = [self.model.replica, *(w for w in (average, self.best) if np.isfinite(w).all())]
+        everybody = dict.fromkeys(range(len(self.accounts)), Kind.EVALUATE)
+        reports, _ = self._measure(everybody, list(everybody), len(everybody), models[1:])
+        evaluations = [report.evaluations for report in reports.values()]
+        found = {
+            model.tobytes(): self.program.summarise([each[i] for each in evaluations])[0]
+            for i, model in enumerate(models)
+        }
+        self._record_values(self.rounds - 1, [each[0] for each in evaluations])
+        ends = np.stack([self.model.replica, average, self.best])
+        nothing = dict.fromkeys(("objective", *self.program.task.task.bounds), np.float32(np.nan))
+        rows = [found.get(w.tobytes(), nothing) for w in ends]
+        for name, more in (("bytes_up", self.panel.up), ("bytes_down", self.panel.down)):
+            self.history[name][self.rounds - 1] += more
+        return ends, {name: np.array([[row[name]] for row in rows], np.float32) for name in nothing}
+
+    def _measure(
+        self, kinds: dict[int, Kind], who: list[int], wanted: int, models: Sequence[np.ndarray] = ()
+    ) -> tuple[dict[int, Report], Reasons]:
+        """The reports of those asked, of ``wanted`` of ``who`` at least, or else of as many as a round needs."""
+        reports, reasons = self.panel.ask(
+            self.model,
+            kinds,
+            b"".join(w.tobytes() for w in models),
+            lambda kind, content: Report.read(content, kind, 1 + len(models)),
+            self._forms.odd,
+            lambda reports: len(reports.keys() & set(who)) >= wanted,
+        )
+        self._check(who, reports, reasons)
+        return reports, reasons
+
+    def _update(self, who: list[int], direction: Direction) -> tuple[dict[int, Update], Reasons]:
+        updates, reasons = self.panel.ask(
+            self.model,
+            dict.fromkeys(who, Kind.UPDATE),
+            pack((direction.objective, direction.constraint, direction.guide)),
+            lambda _, content: Update.read(content, self.program),
+            lambda updates: absurd(updates, self.usual),
+            lambda updates: len(updates) >= self.min_participants,
+        )
+        self._check(who, updates, reasons)
+        return updates, reasons
+
+    def _check(self, who: list[int], answers: dict[int, Any], reasons: Reasons) -> None:
+        """Stop where too few answered."""
+        missing = [client for client in who if client not in answers]
+        if len(who) - len(missing) >= self.min_participants:
+            return
+        told = "; ".join(f"{self.accounts[client].name}: {reasons[client]}" for client in missing)
+        then = "it can be resumed" if self._folder else "give it a checkpoint, and it can be resumed"
+        raise FederationError(
+            f"round {self.round}: {len(who) - len(missing)} of {len(who)} clients answered, but a round needs "
+            f"{self.min_participants} ({told}); the run stops here, {then}"
+        )
+
+    def _settle(self, t: int, who: list[int], updates: dict[int, Update], reasons: Reasons) -> None:
+        """Each participant's account of the round."""
+        for client in who:
+            account = self.accounts[client]
+            if client in updates:
+                account.used = t
+                account.answered += 1
+            else:
+                account.leave_out(reasons[client])
+                log.warning("round %d: %s is left out: %s", t, account.name, reasons[client])
+
+    def _record_values(self, row: int, evaluations: list[Any]) -> None:
+        """The true values of the present model, which ``row`` produced; it may be the best feasible one so far."""
+        values, worst = self.program.summarise(evaluations)
+        self._record(row, evaluated=np.int32(len(evaluations)), **values)
+        if worst <= 0 and values["objective"] < self.best_objective:
+            self.best, self.best_objective = self.model.replica, values["objective"]
+
+    def _record(self, row: int, **values: Any) -> None:
+        for name, value in values.items():
+            if name not in self.history:
+                fill = np.nan if value.dtype.kind == "f" else 0
+                self.history[name] = np.full((self.rounds, *value.shape), fill, value.dtype)
+            self.history[name][row] = value
+
+    def keep_in(self, checkpoint: Checkpoint, settings: dict[str, Any]) -> None:
+        """Save every round there from now on, and go on from what is there, if that is wanted."""
+        self._folder, self._settings = Path(checkpoint.directory), settings
+        saved = checkpoints.resume(checkpoint, settings, self.rounds)
+        if saved is not None:
+            self._restore(saved)
+            self.save()  # before anybody is asked: no two servers have the same number
+
+    def save(self) -> None:
+        if self._folder is None:
+            return
+        arrays = {
+            "replica": self.model.replica,
+            "average": self.average,
+            "best": self.best,
+            "scalars": np.array([self.average_weight, self.best_objective, self.usual], np.float64),
+            "run": np.array([self.panel.run, self.panel.attempt], np.uint64),
+            "accounts": _bytes_as_array(json.dumps([dataclasses.asdict(a) for a in self.accounts]).encode()),
+        }
+        if self.own is not None:
+            arrays["model"] = self.own
+        arrays |= {f"rule/{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(self.rule))}
+        arrays |= {f"recent/{i:05d}": _bytes_as_array(data) for i, data in enumerate(self.model.recent)}
+        arrays |= {f"history/{name}": column[: self.round] for name, column in self.history.items()}
+        checkpoints.save(self._folder, Saved(self.round, arrays, self._settings))
+
+    def _restore(self, saved: Saved) -> None:
+        arrays = saved.arrays
+        recent = [arrays[name].tobytes() for name in sorted(arrays) if name.startswith("recent/")]
+        self.model = Followed(self.program, arrays["replica"], saved.round, recent)
+        self.own = arrays.get("model")
+        names = iter(sorted(name for name in arrays if name.startswith("rule/")))
+        self.rule = jax.tree.map(lambda leaf: arrays[next(names)].reshape(np.shape(leaf)), self.rule)
+        self.average, self.best = arrays["average"], arrays["best"]
+        self.average_weight, self.best_objective = arrays["scalars"][:2].astype(np.float32)
+        self.usual = float(arrays["scalars"][2])
+        run, attempt = map(int, arrays["run"])
+        self.panel.run, self.panel.attempt = run, attempt + 1
+        self.panel.accounts = [Account(**fields) for fields in json.loads(arrays["accounts"].tobytes())]
+        for name, column in arrays.items():
+            if name.startswith("history/"):
+                for row, value in enumerate(column):
+                    self._record(row, **{name.removeprefix("history/"): value})
+
+
+def _bytes_as_array(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.uint8)
