@@ -18,7 +18,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from fedsgm.federation.protocol import Failure
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
@@ -32,6 +31,7 @@ from fedsgm.checkpoint import Checkpoint
 from fedsgm.errors import ClientError, FedSGMError
 from fedsgm.federation.experiment import Experiment, find
 from fedsgm.federation.kits import OUTCOME, RESULT, STATUS, STOP
+from fedsgm.federation.protocol import Failure
 from fedsgm.federation.resident import Resident, Setup
 from fedsgm.files import write_atomically
 from fedsgm.progress import Progress

@@ -153,9 +153,8 @@ def _watch(parent: int) -> None:
 
 def _client(setup: Setup) -> Any:
     from fedsgm.federation.client import Client
-    from fedsgm.federation.program import Program
-
     from fedsgm.federation.experiment import find
+    from fedsgm.federation.program import Program
 
     sys.path.extend(setup.path)
     experiment = find(setup.experiment)(**setup.settings)

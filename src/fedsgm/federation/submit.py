@@ -25,12 +25,10 @@ _SERVER = Path("app/config/config_fed_server.json")
 _CLIENT = Path("app/config/config_fed_client.json")
 _EVERY = 0.5  # seconds between two looks at the job
 _SILENT = 60.0  # seconds without a word of a job, after which it is lost
+_STARTING = 600.0  # the same before its first word
 _ENDING = 8.0  # seconds that FLARE has to close a job that is done before it is told to
 _BACK = 30.0  # seconds that clients have to come back before a job is sent again without them
-_TRIES = 3  # times that a job is sent again without a new round
-
-
-_NONE: tuple[None, Path] = (None, Path())
+_TRIES = 2  # times that a job is sent again without a new round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +67,12 @@ class Job:
 class Admin:
     """A session with the federation's server that is opened again when it breaks."""
 
-    def __init__(self, kit: Path, seconds: float = 30.0) -> None:
+    def __init__(self, kit: Path, tend: Callable[[], object] = lambda: None, seconds: float = 120.0) -> None:
         try:
             self._user = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]["username"]
         except (OSError, ValueError, LookupError) as error:
             raise SettingError(f"{kit} is no start-up kit of an admin ({error})") from None
-        self._kit, self._seconds = kit, seconds
+        self._kit, self._tend, self._seconds = kit, tend, seconds
         self._session: Any = None
         self._silence = logging.NullHandler()  # FLARE's own warnings are no concern of the one who submits
 
@@ -104,6 +102,7 @@ class Admin:
                 self._close()
                 if time.monotonic() > deadline:
                     raise FedSGMError(f"the federation's server does not answer ({error})") from None
+                self._tend()
                 time.sleep(0.5)
 
     def _close(self) -> None:
@@ -133,31 +132,40 @@ def submit(
         here: the server's kit, where it is on this machine: the result is then taken from there at once.
         tend: called again and again while the job runs.
     """
-    before, idle, wanted = -1, 0, join
-    with Admin(kit) as admin, _Bar(show) as bar:
+    best, idle = -1, 0
+    with Admin(kit, tend) as admin, _Bar(show) as bar:
         while True:
-            _await(admin, job.clients, job.least if least is None else least, wanted, tend)
+            _await(admin, job.clients, job.least if least is None else least, _BACK if best >= 0 else join, tend)
             number = admin.call("submit_job", str(job.folder))
-            own = here / number if here else None
             try:
-                done, gone = _watch(admin, number, bar, own, tend)
-                outcome, folder = _outcome(own) or (_NONE if gone else _fetch(admin, number))
+                end = _follow(admin, number, bar, here / number if here else None, tend)
             except BaseException:
                 if not here:
                     _try(admin, "abort_job", number)
                 raise
-            if outcome is not None and outcome["error"] is None:
-                return Result.load(folder)
-            if outcome is not None and outcome["kind"] != "FederationError":
-                raise (SettingError if outcome["kind"] == "SettingError" else FedSGMError)(outcome["error"])
-            idle = 0 if done > before else idle + 1
-            before = max(before, done)
+            if end.folder is not None:
+                return Result.load(end.folder)
+            if not end.can_go_on:
+                raise (SettingError if end.kind == "SettingError" else FedSGMError)(end.error)
+            idle = 0 if end.rounds > best else idle + 1
+            best = max(best, end.rounds)
             if idle == _TRIES:
-                why = outcome["error"] if outcome else "the job was lost"
-                raise FedSGMError(f"{why}; it was sent {_TRIES} times again and made no round, so see the sites' logs")
-            why = outcome["error"] if outcome else "it was lost or a client came back"
-            bar.say(f"the job goes on from round {before}: {why}")
-            wanted = _BACK
+                raise FedSGMError(f"{end.error}; sent again {idle} times, the job made no round; see the sites' logs")
+            bar.say(f"{end.error}; the job is sent again and goes on from its checkpoint")
+
+
+@dataclasses.dataclass(frozen=True)
+class _End:
+    """How a job ended: with a result in ``folder``, or with an error of some kind; and how many rounds were seen."""
+
+    rounds: int
+    folder: Path | None = None
+    error: str = "FLARE lost the job, or a client that it had lost came back"
+    kind: str = ""
+
+    @property
+    def can_go_on(self) -> bool:
+        return self.kind in ("", "FederationError")  # too few clients answered: when they are back, more will
 
 
 def _await(admin: Admin, clients: Sequence[str], least: int, seconds: float, tend: Callable[[], object]) -> None:
@@ -176,27 +184,25 @@ def _await(admin: Admin, clients: Sequence[str], least: int, seconds: float, ten
         raise FedSGMError(f"{which} did not join within {seconds:g} s; see that it runs and can reach the server")
 
 
-def _watch(admin: Admin, number: str, bar: _Bar, own: Path | None, tend: Callable[[], object]) -> tuple[int, bool]:
-    """Follow a job until it has ended or is lost: how many rounds are done, and whether FLARE has forgotten it."""
-    done, heard, began = -1, time.monotonic(), _server_since(admin)
+def _follow(admin: Admin, number: str, bar: _Bar, own: Path | None, tend: Callable[[], object]) -> _End:
+    """Follow a job until it has ended or is lost. ``own`` is its folder on the server, if it can be read from here."""
+    rounds, heard, began = -1, time.monotonic(), _server_since(admin)
     while True:
         time.sleep(_EVERY)
         tend()
-        if _outcome(own):
-            return done, False
+        if end := _read(own, rounds):
+            return end
         status = _status(admin, number)
         if status is not None:
             heard = time.monotonic()
-            done = max(done, status["round"])
+            rounds = max(rounds, status["round"])
             bar.update(status)
             if _returned(admin, status["lost"]):
                 _try(admin, "do_app_command", number, STOP, None)
-        elif str(_state(admin, number)).startswith("FINISHED"):
-            return done, False
-        elif _server_since(admin) != began:  # it was started again, and its jobs are gone
-            return done, True
-        elif time.monotonic() - heard > _SILENT:
-            return done, False
+        elif _server_since(admin) != began:  # it was started again, and knows nothing of the job
+            return _End(rounds)
+        elif _ended(admin, number) or time.monotonic() - heard > (_SILENT if rounds >= 0 else _STARTING):
+            return _read(_fetch(admin, number), rounds) or _End(rounds)
 
 
 def _server_since(admin: Admin) -> Any:
@@ -208,8 +214,8 @@ def _status(admin: Admin, number: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "round" in found else None
 
 
-def _state(admin: Admin, number: str) -> Any:
-    return (_try(admin, "get_job_meta", number) or {}).get("status")
+def _ended(admin: Admin, number: str) -> bool:
+    return str((_try(admin, "get_job_meta", number) or {}).get("status")).startswith("FINISHED")
 
 
 def _returned(admin: Admin, lost: dict[str, float]) -> bool:
@@ -220,25 +226,25 @@ def _returned(admin: Admin, lost: dict[str, float]) -> bool:
     return any((heard.get(name) or 0.0) > since for name, since in lost.items())
 
 
-def _fetch(admin: Admin, number: str) -> tuple[dict[str, Any] | None, Path]:
-    """How the run ended, if it did, and the folder of its result."""
+def _fetch(admin: Admin, number: str) -> Path | None:
+    """The job's folder, downloaded."""
     for _ in range(2):
         deadline = time.monotonic() + _ENDING
-        while not str(_state(admin, number)).startswith("FINISHED") and time.monotonic() < deadline:
+        while not _ended(admin, number) and time.monotonic() < deadline:
             time.sleep(0.2)
-        _try(
-            admin, "abort_job", number
-        )  # FLARE may wait long for a client that is gone; for one that has ended, nothing
+        _try(admin, "abort_job", number)  # FLARE may wait long for a client that is gone
     place = _try(admin, "download_job_result", number)
-    found = sorted(Path(place).rglob(OUTCOME)) if place else []
-    return (_outcome(found[0].parent) if found else None) or _NONE
+    return next((path.parent for path in Path(place).rglob(OUTCOME)), None) if place else None
 
 
-def _outcome(folder: Path | None) -> tuple[dict[str, Any] | None, Path] | None:
-    """How the run of a job's folder ended, if it did, and where its result is."""
+def _read(folder: Path | None, rounds: int) -> _End | None:
+    """How the run of a job's folder ended, if it did."""
     if folder is None or not (folder / OUTCOME).exists():
         return None
-    return json.loads((folder / OUTCOME).read_text()), folder / RESULT
+    outcome = json.loads((folder / OUTCOME).read_text())
+    if outcome["error"] is None:
+        return _End(rounds, folder / RESULT)
+    return _End(rounds, error=outcome["error"], kind=outcome["kind"])
 
 
 def _try(admin: Admin, command: str, *arguments: Any) -> Any:
