@@ -18,7 +18,7 @@ me = {}
 
 
 def harm(_):
-    for kind in ("exit", "hang"):
+    for kind in ("exit", "hang") if me else ():  # not on the server
         told = Path(me["folder"]) / f"{kind}-{me['name']}"
         try:
             told.rename(told.with_name(f"done-{told.name}"))

@@ -211,7 +211,11 @@ class FedSGMController(Controller):
             return
         except Exception as error:
             self.log_exception(fl_ctx, "the run failed")
-            what = str(error) if isinstance(error, FedSGMError) else f"{type(error).__name__}: {error}"
+            what = (
+                str(error)
+                if isinstance(error, FedSGMError)
+                else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            )
             outcome: dict[str, Any] = {"error": what, "kind": type(error).__name__}
         else:
             result.save(folder / RESULT)
