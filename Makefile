@@ -39,6 +39,7 @@ lint: .venv/.dev
 bench: .venv/.bench
 	$(BIN)/python benchmarks/neyman_pearson.py
 	$(BIN)/python benchmarks/cartpole.py
+	$(BIN)/python benchmarks/federation.py
 
 clean:
 	rm -rf .venv build dist src/*.egg-info

@@ -40,15 +40,17 @@ class LocalFederation:
         port: the server's; 0 takes a free one.
         state: folder for what outlives a job, the server's checkpoint and the clients' memory; without it, that goes
             with the rest.
+        begin: start the processes; without it the kits can be changed first.
     """
 
-    def __init__(self, clients: int, *, port: int = 0, state: Path | None = None) -> None:
+    def __init__(self, clients: int, *, port: int = 0, state: Path | None = None, begin: bool = True) -> None:
         self.names = kits.names(clients)
         self.server = "localhost"
         self.port = _port(port)
         self.mark = secrets.token_hex(16)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._restarts: dict[str, int] = {}
+        self._begin = begin
         self.folder = Path(tempfile.mkdtemp(prefix="fedsgm-"))
         self.state = state or self.folder / "state"
         self.kits: dict[str, Path] = {}
@@ -58,9 +60,8 @@ class LocalFederation:
             self.kits = kits.provision(kits.project(self.names, server=self.server, port=self.port), self.folder)
             for site in (self.server, *self.names):
                 self._set_up(site)
-            for site in (self.server, *self.names):
-                self.start(site)
-            self._await_server()
+            if self._begin:
+                self.begin()
         except BaseException:
             self.close()
             raise
@@ -75,6 +76,12 @@ class LocalFederation:
     def admin(self) -> Path:
         """The kit of the one who submits jobs."""
         return self.kits[kits.ADMIN]
+
+    def begin(self) -> None:
+        """Start every site, and wait until the server listens."""
+        for site in (self.server, *self.names):
+            self.start(site)
+        self._await_server()
 
     def start(self, site: str) -> None:
         """Start a site's process, or start it again."""
