@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_DIR ?= runs
 WORKERS ?= 2
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test lint bench fuzz results clean
 .DELETE_ON_ERROR:
 
 install: .venv/.installed
@@ -39,7 +39,15 @@ lint: .venv/.dev
 bench: .venv/.bench
 	$(BIN)/python benchmarks/neyman_pearson.py
 	$(BIN)/python benchmarks/cartpole.py
+	$(BIN)/python benchmarks/wire.py
 	$(BIN)/python benchmarks/federation.py
+
+fuzz: .venv/.dev
+	$(BIN)/python benchmarks/fuzz_wire.py
+
+# The paper's figures and its table, all seeds: hours on 2 cores. What reproductions/ has is not run again.
+results: .venv/.installed
+	$(BIN)/fedsgm reproduce all --page docs/results.md
 
 clean:
 	rm -rf .venv build dist src/*.egg-info

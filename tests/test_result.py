@@ -193,11 +193,12 @@ def test_a_bound_that_cannot_be_met(clients):
 
 
 @pytest.mark.parametrize(
-    ("link", "message", "bounds"), [(fs.Identity(), 5 * 4, (0.45,)), (fs.TopK(count=2), 2 * (4 + 4), (0.45, 0.9))]
+    ("link", "message", "bounds"),
+    [(fs.Identity(), 8 + 5 * 4, (0.45,)), (fs.TopK(count=2), 9 + 1 + 2 * 4, (0.45, 0.9))],
 )
 def test_bytes_by_hand(link, message, bounds, clients):
     """Of 5 parameters, 3 of 6 clients. Up: a float for each constraint, and the message. Down: to participants
-    two weights and a mark for each constraint, and to everyone the broadcast. An index and a float take 4 each."""
+    two weights and a mark for each constraint, and to everyone the broadcast. Two indices below 5 take a byte."""
     algorithm = fs.FedSGM(step_size=0.3, participants=3, uplink=link, downlink=link)
     history = simulate(bounded(*bounds), clients, algorithm, rounds=3, seeds=3).history
     k = len(bounds)

@@ -5,8 +5,8 @@ from fedsgm.algorithm import FedSGM
 from fedsgm.checkpoint import Checkpoint
 from fedsgm.compression import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, TopK
 from fedsgm.data import Clients, by, dirichlet, iid, split
-from fedsgm.errors import CheckpointError, ClientError, FedSGMError, SettingError
-from fedsgm.federation import FederationError, federate
+from fedsgm.errors import CheckpointError, ClientError, FederationError, FedSGMError, SettingError, WireError
+from fedsgm.federation import federate
 from fedsgm.problem import Problem
 from fedsgm.quantities import Constraint, Mean, Statistic
 from fedsgm.result import Result
@@ -42,6 +42,7 @@ __all__ = [
     "Statistic",
     "TopK",
     "Unconstrained",
+    "WireError",
     "by",
     "certificates",
     "dirichlet",

@@ -15,7 +15,18 @@ from typing import Annotated, Any
 import typer
 
 from fedsgm.errors import FedSGMError, SettingError
-from fedsgm.flags import OUTPUT, PROBLEM, RUN, RunFlags, command, option, own_parameters, relevant, value_types
+from fedsgm.flags import (
+    OUTPUT,
+    PROBLEM,
+    RUN,
+    RunFlags,
+    check_folder,
+    command,
+    option,
+    own_parameters,
+    relevant,
+    value_types,
+)
 from fedsgm.grammar import OF_CLASS, OF_GROUPS
 
 app = typer.Typer(
@@ -426,10 +437,13 @@ def show(
     table: Annotated[bool, typer.Option("--table", help="Also print every seed's values.")] = False,
 ) -> None:
     """Print a finished run's verdict and draw its picture again."""
+    from fedsgm import report
     from fedsgm.result import Result
 
     result = Result.load(folder)
     print(result.verdict())
+    if accounts := report.federation(result):
+        print(f"\n{accounts}")
     if table:
         print(f"\n{result.table()}")
     picture = plot or folder / "history.png"
@@ -453,6 +467,55 @@ def compare(
     print(f"{comparison.table(rows)}\n\n{comparison.best(rows)}")
     comparison.plot(rows, plot, results)
     print(f"\nPicture: {plot}")
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="Figures or tables, or all; see --list.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the figures and tables and stop.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A first look: few seeds and rounds.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder that keeps the runs; reproductions, or reproductions-quick, unless told."),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Markdown file for the results, pictures beside it; OUT/results.md unless told.")
+    ] = None,
+    adult: Annotated[
+        Path | None, typer.Option(help="Folder with adult.data and adult.test; fetched once if not given.")
+    ] = None,
+    progress: Annotated[bool, typer.Option(help="Show progress on standard error.")] = True,
+) -> None:
+    """Run the paper's experiments and write a page of what it says, what was measured, and whether they agree.
+
+    Runs that the folder has are not run again; a command that was stopped goes on where it was.
+    """
+    from fedsgm import paper
+    from fedsgm.paper.page import reproduce
+    from fedsgm.paper.study import Scale
+
+    if list_:
+        width = max(map(len, paper.STUDIES))
+        print("\n".join(f"{study.name:{width}}  {study.title}" for study in paper.STUDIES.values()))
+        return
+    known = [*paper.STUDIES, "all"]
+    for name in names or [""]:
+        if name not in known:
+            raise SettingError(f"reproduce {name}: give one or more of {', '.join(known)}".replace(" :", ":"))
+    if page is not None and page.suffix != ".md":
+        raise SettingError(f"--page {page}: the name of a page must end in .md")
+    chosen = paper.STUDIES if "all" in names else dict.fromkeys(names)  # type: ignore[operator, arg-type]
+    folder = out or Path("reproductions-quick" if quick else "reproductions")
+    check_folder("--out", folder)
+    reproduce(
+        [paper.STUDIES[name] for name in chosen],
+        Scale(quick, adult),
+        out=folder,
+        page=page or folder / "results.md",
+        progress=progress,
+    )
 
 
 @federate.command()

@@ -28,10 +28,11 @@ class Dense:
 
 @struct
 class Sparse:
-    """Some entries and where they stand."""
+    """Some entries, and where they stand among ``size`` of them."""
 
     indices: jax.Array
     values: jax.Array
+    size: int = static()
 
 
 @struct
@@ -108,8 +109,9 @@ class TopK(_Sparsifier):
     """
 
     def compress(self, x: jax.Array, key: jax.Array) -> Sparse:
-        _, indices = jax.lax.top_k(jnp.abs(x), self.kept(x.shape[-1]))
-        return Sparse(indices, x[indices])
+        d = x.shape[-1]
+        _, indices = jax.lax.top_k(jnp.abs(x), self.kept(d))
+        return Sparse(indices, x[indices], d)
 
 
 class RandK(_Sparsifier):
@@ -118,7 +120,7 @@ class RandK(_Sparsifier):
     def compress(self, x: jax.Array, key: jax.Array) -> Sparse:
         d = x.shape[-1]
         _, indices = jax.lax.top_k(jax.random.uniform(key, (d,)), self.kept(d))
-        return Sparse(indices, x[indices])
+        return Sparse(indices, x[indices], d)
 
 
 _FLOATS: dict[str, Any] = {

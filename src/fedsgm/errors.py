@@ -13,5 +13,13 @@ class ClientError(FedSGMError, RuntimeError):
     """A client's own function failed; the message names the client and the round."""
 
 
+class FederationError(FedSGMError, RuntimeError):
+    """A federated run that cannot go on: too few clients answer."""
+
+
 class CheckpointError(FedSGMError, RuntimeError):
     """A checkpoint that cannot be used."""
+
+
+class WireError(FedSGMError, ValueError):
+    """Bytes that are no message, or a message that has no bytes."""

@@ -135,7 +135,7 @@ class RunFlags:
         if self.radius is not None and self.box is not None:
             raise SettingError("--radius and --box: give one of them, X is a ball or a box")
         for flag, folder in (("--out", self.out), ("--checkpoint", self.checkpoint)):
-            _check_folder(flag, folder)
+            check_folder(flag, folder)
 
     def settings(self) -> dict[str, Any]:
         """What a configuration file would need to repeat the run."""
@@ -281,7 +281,7 @@ def _parameters() -> list[inspect.Parameter]:
     ]
 
 
-def _check_folder(flag: str, folder: Path | None) -> None:
+def check_folder(flag: str, folder: Path | None) -> None:
     """Refuse, before the run, a folder that cannot be made because a file is in its way."""
     for path in () if folder is None else (folder, *folder.parents):
         if path.exists() and not path.is_dir():

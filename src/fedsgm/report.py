@@ -22,6 +22,20 @@ def table(result: Result) -> str:
     return aligned(rows)
 
 
+def federation(result: Result) -> str:
+    """Each client's account of a federated run; nothing for a simulated one."""
+    accounts = result.settings.get("federation", {}).get("clients", [])
+    if not accounts:
+        return ""
+    rows = [["client", "answered", "left out", "up", "down", "seconds", "why left out"]]
+    for account in accounts:
+        why = "; ".join(f"{reason} ({count})" for reason, count in account["left_out"].items())
+        left_out, seconds = str(sum(account["left_out"].values())), f"{account['seconds']:.1f}"
+        sizes = (_bytes(account["bytes_up"]), _bytes(account["bytes_down"]))
+        rows.append([account["name"], str(account["answered"]), left_out, *sizes, seconds, why])
+    return aligned(rows)
+
+
 def _headline(result: Result) -> str:
     feasible, total = int(result.feasible.sum()), len(result.feasible)
     diverged = int(_diverged(result).sum())

@@ -33,6 +33,7 @@ from fedsgm.structs import check_count, struct
 
 _CAPACITY = 128  # rounds that one call of the compiled program can record
 _CHUNK_SECONDS = 0.25  # how long a chunk should take: the bar moves, dispatch costs nothing
+_TRAFFIC = ("bytes_up", "bytes_down")
 
 
 @struct
@@ -128,6 +129,7 @@ def simulate(
                 traced, task, data, state, seed_array, done, stop, rounds, n, evaluate_every, each
             )
             chunk = {name: np.asarray(buffer)[:, : stop - done] for name, buffer in buffers.items()}
+            chunk |= {name: chunk[name].sum(axis=-1, dtype=np.int64) for name in _TRAFFIC}
             seconds = (time.perf_counter() - began) / (stop - done)
             size = max(1, min(_CAPACITY, int(_CHUNK_SECONDS / seconds)))
             history.append(chunk)
@@ -144,13 +146,10 @@ def simulate(
             if examples is not None
         }
 
-    up, down = _traffic(traced, task, data, n)
     table = _join(history)
     first = ("objective", *problem.bounds)
-    table = {name: table[name] for name in (*first, *sorted(table.keys() - set(first)))} | {
-        "bytes_up": np.full((len(seed_array), rounds), up, np.int64),
-        "bytes_down": np.full((len(seed_array), rounds), down, np.int64),
-    }
+    rest = sorted(table.keys() - {*first, *_TRAFFIC})
+    table = {name: table[name] for name in (*first, *rest, *_TRAFFIC)}
     unflatten = layout.unflatten if seeds is not None else lambda stack: layout.unflatten(stack[0])
     last, average, best = (unflatten(vectors) for vectors in ends)
     result = Result(
@@ -286,11 +285,12 @@ def _round(
         return algorithm.local_update(task, w, direction, data, kept, memory, key)
 
     messages, memory = each(local_update, who, t, theirs, kept, memory, draw.clients)
-    server, _ = algorithm.aggregate(task, Server(w, server.model, rule), messages, draw.server)
+    server, broadcast = algorithm.aggregate(task, Server(w, server.model, rule), messages, draw.server)
 
     info = {"violation": measured.violation, "weight": direction.constraint, "participants": who, **measured.report}
     if rule is not None:  # of the rules, those that carry a multiplier have a state
         info["multiplier"] = rule
+    info |= _traffic(statistics, direction, messages, broadcast, who, n, w.shape[-1])
     info |= task.task.inspect(task.layout.unflatten(w), task.layout.unflatten(server.replica), kept)
     values, worst = _true_values(task, data, server.replica, t, rounds, n, evaluate_every, each)
     better = (worst <= 0) & (values["objective"] < state.best_objective)
@@ -372,21 +372,16 @@ def _held_out(problem: Task, test: Any, clients: Any, params: Any) -> Any:
     return problem.prepare(Clients.from_list([examples]), params, owner="the test data")
 
 
-def _traffic(algorithm: FedSGM, task: Flat, data: Any, n: int) -> tuple[int, int]:
-    """Bytes of one round, up and down, over all clients: query, direction, messages and broadcast."""
-    m = algorithm.participants or n
-    d = task.layout.size
+def _traffic(
+    statistics: Any, direction: Any, messages: Any, broadcast: Any, who: jax.Array, n: int, d: int
+) -> dict[str, jax.Array]:
+    """Bytes of one round: up, of each participant; down, to each client.
 
-    def sizes(one: Any) -> Any:
-        w, key = jnp.zeros(d), jax.random.key(0)
-        statistics, _ = algorithm.measure(task, w, one, key)
-        stacked = jax.tree.map(lambda a: a[None], statistics)
-        direction, _, _ = algorithm.decide(task, algorithm.rule.init(), stacked, key)
-        return statistics, direction, algorithm.uplink.compress(w, key), algorithm.downlink.compress(w, key)
-
-    first = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), data)
-    statistics, direction, message, broadcast = map(wire.nbytes, jax.eval_shape(sizes, first))
-    return m * (statistics + message), m * direction + n * broadcast
+    Statistics and messages go up; the direction goes down to the participants, the broadcast to everyone.
+    """
+    up = jax.vmap(lambda message: wire.size(message, d))(messages) + wire.nbytes(statistics) // len(who)
+    down = jnp.full(n, wire.size(broadcast, d)).at[who].add(wire.nbytes(direction))
+    return dict(zip(_TRAFFIC, (up, down), strict=True))
 
 
 def _shown(chunk: dict[str, np.ndarray], bounds: dict[str, float]) -> dict[str, float]:

@@ -81,11 +81,11 @@ class Forms:
 
 
 def absurd(updates: dict[int, Update], usual: float) -> Reasons:
-    """The updates far longer than the others; one alone is held against the ``usual`` length."""
+    """The updates far longer than most of the others; one alone is held against the ``usual`` length."""
     found = {}
     for client, update in updates.items():
-        others = [other.norm for c, other in updates.items() if c != client]
-        reference = float(np.median(others)) if others else usual
+        others = sorted(other.norm for c, other in updates.items() if c != client)
+        reference = others[(len(others) - 1) // 2] if others else usual
         if 0 < reference * ABSURD < update.norm:
-            found[client] = f"a message {update.norm / reference:.0e} times as long as others"
+            found[client] = f"a message more than {ABSURD:g} times as long as the others'"
     return found

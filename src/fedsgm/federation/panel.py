@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import TypeVar
 
 from fedsgm.federation.accounts import Account
 from fedsgm.federation.answers import Reasons
 from fedsgm.federation.model import Followed
 from fedsgm.federation.protocol import NOTHING, Failure, FrameError, Kind, Reply, Request, Transport, checksum_of
-
-REPEATS = 5  # of an exchange that too few have answered
 
 T = TypeVar("T")
 
@@ -36,23 +34,24 @@ class Panel:
         payload: bytes,
         read: Callable[[Kind, bytes], T],
         odd: Callable[[dict[int, T]], Reasons],
-        enough: Callable[[dict[int, T]], bool],
+        enough: Callable[[Set[int]], bool],
     ) -> tuple[dict[int, T], Reasons]:
         """Each client's answer, as ``read`` makes it of a reply, and why there is none from the others.
 
-        ``odd`` says which answers do not fit the others'. Until there are ``enough``, those without an answer are asked
-        again, a few times.
+        ``odd`` says which answers do not fit the others'. A client that holds another model than thought is asked
+        again, with what leads it to this one; so are all without an answer, once, where those who answered are not
+        ``enough``.
         """
         answers: dict[int, T] = {}
         reasons: Reasons = {}
-        for _ in range(1 + REPEATS):
+        for _ in range(2):
             asked = {client: kind for client, kind in kinds.items() if client not in answers}
             behind = self._exchange(model, asked, payload, read, answers, reasons)
-            self._exchange(model, {client: asked[client] for client in behind}, payload, read, answers, reasons)
+            self._exchange(model, {client: kinds[client] for client in behind}, payload, read, answers, reasons)
             for client, reason in odd(answers).items():
                 reasons[client] = reason
                 del answers[client]
-            if enough(answers):
+            if enough(answers.keys()):
                 break
         return dict(sorted(answers.items())), reasons
 

@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedsgm import wire
 from fedsgm.algorithm import FedSGM, Flat, RoundKeys, Server
-from fedsgm.compression import Compressor, Layerwise, Message, Sparse
-from fedsgm.federation import _stub_wire as _wire
+from fedsgm.compression import Compressor, Message
+from fedsgm.errors import WireError
 from fedsgm.federation.protocol import VERSION, FrameError
 from fedsgm.layout import Layout
 from fedsgm.problem import Measured, Task
@@ -118,36 +119,27 @@ class Program:
         return _numpy(_summarise(self.task, _stacked(evaluations)))
 
     def encode(self, message: Message) -> bytes:
-        return _wire.encode(message, self.size)
+        return wire.encode(message, self.size)
 
     def decode(self, data: bytes, compressor: Any) -> Message:
         """A message that this compressor can have made, or :class:`FrameError`."""
         try:
-            message = _wire.decode(data, self.size)
-        except _wire.WireError as error:
+            message = wire.decode(data, self.size)
+        except WireError as error:
             raise FrameError(str(error)) from None
         like = _like(compressor, self.size)
         forms: Any = [jax.tree.structure(tree) for tree in (message, like)]
         if forms[0] != forms[1]:
-            raise FrameError("the message is of another compressor")
-        leaves, expected = jax.tree.leaves(message), jax.tree.leaves(like)
-        if any(leaf.shape != form.shape for leaf, form in zip(leaves, expected, strict=True)):
             raise FrameError("the message has a wrong shape")
-        parts = message if isinstance(compressor, Layerwise) else (message,)
-        sizes = compressor.sizes if isinstance(compressor, Layerwise) else (self.size,)
-        for part, size in zip(parts, sizes, strict=True):
-            if isinstance(part, Sparse) and not _are_places(part.indices, size):
+        leaves, expected = jax.tree.leaves(message), jax.tree.leaves(like)
+        for leaf, form in zip(leaves, expected, strict=True):
+            if (leaf.shape, leaf.dtype) != (form.shape, form.dtype):
                 raise FrameError("the message has a wrong shape")
-        return jax.tree.map(lambda leaf, form: np.asarray(leaf).astype(form.dtype, copy=False), message, like)
+        return message
 
     def dense(self, message: Message, compressor: Compressor) -> np.ndarray:
         """The vector that a message stands for."""
         return np.asarray(_dense(compressor, message, self.size))
-
-
-def _are_places(indices: Any, size: int) -> bool:
-    """Different places of a vector of this size."""
-    return bool(len(np.unique(indices)) == len(indices) and (indices >= 0).all() and (indices < size).all())
 
 
 @functools.cache

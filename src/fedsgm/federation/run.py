@@ -16,7 +16,7 @@ import numpy as np
 from fedsgm import checkpoint as checkpoints
 from fedsgm.algorithm import Server
 from fedsgm.checkpoint import Checkpoint, Saved
-from fedsgm.errors import FedSGMError
+from fedsgm.errors import FederationError
 from fedsgm.federation.accounts import Account
 from fedsgm.federation.answers import Forms, Reasons, Report, Update, absurd
 from fedsgm.federation.model import Followed
@@ -25,11 +25,9 @@ from fedsgm.federation.program import At, Program
 from fedsgm.federation.protocol import Kind, Transport, pack
 from fedsgm.rules import Direction
 
+TRIES = 5  # of a round, until enough have answered
+
 log = logging.getLogger(__name__)
-
-
-class FederationError(FedSGMError, RuntimeError):
-    """A federated run that cannot go on: too few clients answer."""
 
 
 class Run:
@@ -57,7 +55,7 @@ class Run:
         self.average, self.best = np.zeros_like(w), np.full_like(w, np.nan)
         self.average_weight: Any = np.float32(0)
         self.best_objective: Any = np.float32(np.inf)
-        self.usual = 0.0  # the median length of the last round's messages
+        self.usual = 0.0  # length of messages: the largest median of a round
         self.history: dict[str, np.ndarray] = {}
         self._forms = Forms()
         self._folder: Path | None = None
@@ -78,24 +76,37 @@ class Run:
         w: Any = self.model.replica
         self.panel.up = self.panel.down = 0
         who = self.program.sample(at, len(self.accounts))
-        evaluating = t > 0 and self.evaluate_every > 0 and t % self.evaluate_every == 0
-        kinds = dict.fromkeys(range(len(self.accounts)), Kind.EVALUATE) if evaluating else {}
-        kinds |= dict.fromkeys(who, Kind.MEASURE_AND_EVALUATE if evaluating else Kind.MEASURE)
-        reports, reasons = self._measure(kinds, who, self.min_participants)
-        if evaluating:
-            self._record_values(t - 1, [report.evaluations[0] for report in reports.values()])
-
-        measured = [client for client in who if client in reports]
-        direction, rule, seen = self.program.decide(self.rule, [reports[c].statistics for c in measured], at)
-        updates, why = self._update(measured, direction)
+        missing = set(self._everybody) if self._evaluates(t) else set()  # whose true values are not known yet
+        evaluations: dict[int, Any] = {}
+        for _ in range(TRIES):
+            kinds = dict.fromkeys(missing, Kind.EVALUATE)
+            kinds |= {c: Kind.MEASURE_AND_EVALUATE if c in missing else Kind.MEASURE for c in who}
+            reports, reasons = self._measure(kinds, who)
+            evaluations |= {c: reports[c].evaluations[0] for c in missing & reports.keys()}
+            missing -= evaluations.keys()
+            measured = [client for client in who if client in reports]
+            if len(measured) >= self.min_participants:
+                statistics = [reports[client].statistics for client in measured]
+                direction, rule, seen = self.program.decide(self.rule, statistics, at)
+                updates, why = self._update(measured, direction)
+                reasons |= why
+                if len(updates) >= self.min_participants:
+                    break
+            self.panel.attempt += 1  # another try may have another direction: what is late of this one must not count
+            self.save()
+        else:
+            raise self._too_few(who, reasons)
         messages = [update.message for update in updates.values()]
         server, broadcast = self.program.aggregate(Server(w, self.own, rule), messages, at)
 
-        self._settle(t, who, updates, reasons | why)
+        if evaluations:
+            self._record_values(t - 1, evaluations)
+        self._settle(t, who, updates, reasons)
         total = self.average_weight + direction.objective
         share = direction.objective / (total if total > 0 else np.float32(1))
         self.average, self.average_weight = self.average + share * (w - self.average), total
-        self.usual = float(np.median([update.norm for update in updates.values()]))
+        if len(who) > 1:  # who is always alone has nothing to be held against
+            self.usual = max(self.usual, float(np.median([update.norm for update in updates.values()])))
         self.rule, self.own, self.model = rule, server.model, self.model.after(broadcast)
         self._record(t, violation=seen.violation, weight=direction.constraint, **seen.report)
         if rule is not None:
@@ -109,14 +120,22 @@ class Run:
         self.panel.up = self.panel.down = 0
         average = self.average if self.average_weight > 0 else np.full_like(self.average, np.nan)
         models = [self.model.replica, *(w for w in (average, self.best) if np.isfinite(w).all())]
-        everybody = dict.fromkeys(range(len(self.accounts)), Kind.EVALUATE)
-        reports, _ = self._measure(everybody, list(everybody), len(everybody), models[1:])
-        evaluations = [report.evaluations for report in reports.values()]
+        evaluations: dict[int, Any] = {}
+        reasons: Reasons = {}
+        for _ in range(TRIES):
+            missing = [client for client in self._everybody if client not in evaluations]
+            reports, why = self._measure(dict.fromkeys(missing, Kind.EVALUATE), missing, models[1:])
+            evaluations |= {client: report.evaluations for client, report in reports.items()}
+            reasons |= why
+            if len(evaluations) == len(self._everybody):
+                break
+        if len(evaluations) < self.min_participants:
+            raise self._too_few(list(self._everybody), reasons)
         found = {
-            model.tobytes(): self.program.summarise([each[i] for each in evaluations])[0]
+            model.tobytes(): self.program.summarise([each[i] for each in evaluations.values()])[0]
             for i, model in enumerate(models)
         }
-        self._record_values(self.rounds - 1, [each[0] for each in evaluations])
+        self._record_values(self.rounds - 1, {client: each[0] for client, each in evaluations.items()})
         ends = np.stack([self.model.replica, average, self.best])
         nothing = dict.fromkeys(("objective", *self.program.task.task.bounds), np.float32(np.nan))
         rows = [found.get(w.tobytes(), nothing) for w in ends]
@@ -124,43 +143,42 @@ class Run:
             self.history[name][self.rounds - 1] += more
         return ends, {name: np.array([[row[name]] for row in rows], np.float32) for name in nothing}
 
+    @property
+    def _everybody(self) -> range:
+        return range(len(self.accounts))
+
+    def _evaluates(self, t: int) -> bool:
+        """Whether the true values of the model that round ``t`` starts from are recorded."""
+        return t > 0 and self.evaluate_every > 0 and t % self.evaluate_every == 0
+
     def _measure(
-        self, kinds: dict[int, Kind], who: list[int], wanted: int, models: Sequence[np.ndarray] = ()
+        self, kinds: dict[int, Kind], who: list[int], models: Sequence[np.ndarray] = ()
     ) -> tuple[dict[int, Report], Reasons]:
-        """The reports of those asked, of ``wanted`` of ``who`` at least, or else of as many as a round needs."""
-        reports, reasons = self.panel.ask(
+        return self.panel.ask(
             self.model,
             kinds,
             b"".join(w.tobytes() for w in models),
             lambda kind, content: Report.read(content, kind, 1 + len(models)),
             self._forms.odd,
-            lambda reports: len(reports.keys() & set(who)) >= wanted,
+            lambda answered: len(answered & set(who)) >= min(self.min_participants, len(who)),
         )
-        self._check(who, reports, reasons)
-        return reports, reasons
 
     def _update(self, who: list[int], direction: Direction) -> tuple[dict[int, Update], Reasons]:
-        updates, reasons = self.panel.ask(
+        return self.panel.ask(
             self.model,
             dict.fromkeys(who, Kind.UPDATE),
             pack((direction.objective, direction.constraint, direction.guide)),
             lambda _, content: Update.read(content, self.program),
             lambda updates: absurd(updates, self.usual),
-            lambda updates: len(updates) >= self.min_participants,
+            lambda answered: len(answered) >= self.min_participants,
         )
-        self._check(who, updates, reasons)
-        return updates, reasons
 
-    def _check(self, who: list[int], answers: dict[int, Any], reasons: Reasons) -> None:
-        """Stop where too few answered."""
-        missing = [client for client in who if client not in answers]
-        if len(who) - len(missing) >= self.min_participants:
-            return
-        told = "; ".join(f"{self.accounts[client].name}: {reasons[client]}" for client in missing)
+    def _too_few(self, who: list[int], reasons: Reasons) -> FederationError:
+        told = "; ".join(f"{self.accounts[client].name}: {reasons[client]}" for client in who if client in reasons)
         then = "it can be resumed" if self._folder else "give it a checkpoint, and it can be resumed"
-        raise FederationError(
-            f"round {self.round}: {len(who) - len(missing)} of {len(who)} clients answered, but a round needs "
-            f"{self.min_participants} ({told}); the run stops here, {then}"
+        return FederationError(
+            f"round {self.round}: fewer than {self.min_participants} of {len(who)} clients answered, {TRIES} times "
+            f"({told}); the run stops here, {then}"
         )
 
     def _settle(self, t: int, who: list[int], updates: dict[int, Update], reasons: Reasons) -> None:
@@ -174,9 +192,9 @@ class Run:
                 account.leave_out(reasons[client])
                 log.warning("round %d: %s is left out: %s", t, account.name, reasons[client])
 
-    def _record_values(self, row: int, evaluations: list[Any]) -> None:
+    def _record_values(self, row: int, evaluations: dict[int, Any]) -> None:
         """The true values of the present model, which ``row`` produced; it may be the best feasible one so far."""
-        values, worst = self.program.summarise(evaluations)
+        values, worst = self.program.summarise([evaluations[client] for client in sorted(evaluations)])
         self._record(row, evaluated=np.int32(len(evaluations)), **values)
         if worst <= 0 and values["objective"] < self.best_objective:
             self.best, self.best_objective = self.model.replica, values["objective"]

@@ -21,13 +21,11 @@ from fedsgm.data.clients import Clients
 from fedsgm.errors import SettingError
 from fedsgm.federation.program import Program
 from fedsgm.federation.protocol import Transport
-from fedsgm.federation.run import FederationError, Run
+from fedsgm.federation.run import Run
 from fedsgm.problem import Problem, Task
 from fedsgm.progress import Progress
 from fedsgm.result import Result, describe
 from fedsgm.structs import check_count, check_number
-
-__all__ = ["FederationError", "federate"]
 
 
 def federate(
