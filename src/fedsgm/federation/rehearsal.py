@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedsgm.data.clients import Clients
 from fedsgm.errors import CheckpointError, SettingError
 from fedsgm.federation.experiment import Experiment
 from fedsgm.flags import RuleName, RunFlags, own_parameters, value_types
@@ -29,9 +30,10 @@ def experiment(*, task: str, own: dict[str, Any], flags: dict[str, Any], **limit
 
 
 def data(name: str, *, task: str, own: dict[str, Any], **_: Any) -> Any:
-    """One client's share of a task's data; its number is in its name."""
+    """One client's share of a task's data; its number is in its name, and all that a task without data needs."""
     _, clients, _, _ = _set_up(task, own)
-    return clients[int(name.rpartition("-")[2]) - 1]
+    number = int(name.rpartition("-")[2]) - 1
+    return clients[number] if isinstance(clients, Clients) else number
 
 
 def run(task: str, own: dict[str, Any], flags: RunFlags, *, port: int, **limits: Any) -> Any:
