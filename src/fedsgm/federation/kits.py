@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,6 +29,12 @@ def require_flare() -> None:
         raise SettingError("a federation needs NVIDIA FLARE; install it with: pip install 'fedsgm[nvflare]'") from None
     if found != "2.9.0":
         raise SettingError(f"nvflare {found} is installed, but fedsgm works with 2.9.0: pip install 'fedsgm[nvflare]'")
+
+
+def check_run(name: str) -> None:
+    """A run's name is a folder's on every site: nothing but that."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise SettingError(f"a run's name has letters, digits, dots, hyphens and underscores, but it is {name!r}")
 
 
 def names(count: int) -> list[str]:

@@ -51,11 +51,12 @@ class LocalFederation:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._restarts: dict[str, int] = {}
         self._begin = begin
-        self.folder = Path(tempfile.mkdtemp(prefix="fedsgm-"))
-        self.state = state or self.folder / "state"
+        self._state = state
+        self.folder = Path()
         self.kits: dict[str, Path] = {}
 
     def __enter__(self) -> LocalFederation:
+        self.folder = Path(tempfile.mkdtemp(prefix="fedsgm-"))
         try:
             self.kits = kits.provision(kits.project(self.names, server=self.server, port=self.port), self.folder)
             for site in (self.server, *self.names):
@@ -71,6 +72,11 @@ class LocalFederation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def state(self) -> Path:
+        """What outlives a job, in a folder for each site."""
+        return self._state or self.folder / "state"
 
     @property
     def admin(self) -> Path:

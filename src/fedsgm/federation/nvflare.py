@@ -13,7 +13,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from nvflare.apis.workspace import Workspace
 from fedsgm.checkpoint import Checkpoint
 from fedsgm.errors import ClientError, FedSGMError
 from fedsgm.federation.experiment import Experiment, find
-from fedsgm.federation.kits import OUTCOME, RESULT, STATUS, STOP
+from fedsgm.federation.kits import OUTCOME, RESULT, STATUS, STOP, check_run
 from fedsgm.federation.protocol import Failure
 from fedsgm.federation.resident import Resident, Setup
 from fedsgm.files import write_atomically
@@ -38,12 +38,8 @@ from fedsgm.progress import Progress
 
 ASK, LOOK = "fedsgm.ask", "fedsgm.look"  # topics between server and clients
 _LOOK_EVERY = 3.0  # seconds between looks at clients that have not answered yet
-_START = 600.0  # seconds that the clients have to load their data
-_WHY = {
-    ReturnCode.COMMUNICATION_ERROR: "it cannot be reached",
-    ReturnCode.TOPIC_UNKNOWN: "its part of the job does not run",
-    ReturnCode.HANDLER_EXCEPTION: "its part of the job failed",
-}
+_JOIN = 60.0  # seconds that a client's part of the job has to start
+_LOAD = 600.0  # seconds that the clients have to load their data
 
 
 class Stopped(FedSGMError):
@@ -52,6 +48,7 @@ class Stopped(FedSGMError):
 
 def state_folder(context: FLContext, run: str) -> Path:
     """Where this site keeps what must outlive the job: in its kit's folder, or where FEDSGM_STATE says."""
+    check_run(run)
     workspace: Workspace = context.get_prop(FLContextKey.WORKSPACE_OBJECT)
     root = os.environ.get("FEDSGM_STATE")
     return (Path(root) if root else Path(workspace.get_root_dir()) / "fedsgm") / run
@@ -77,7 +74,10 @@ def alone(folder: Path, seconds: float = 30.0) -> Iterator[None]:
 
 
 class FlareTransport:
-    """Carries requests to the job's clients; what a client does not answer becomes a failure, never an exception."""
+    """Carries requests to the job's clients; what a client does not answer becomes a failure, never an exception.
+
+    ``lost`` has the clients that are not in the job or do not answer, and since when. Nobody waits for them.
+    """
 
     def __init__(self, names: Sequence[str], context: FLContext, abort: Signal) -> None:
         self._names = list(names)
@@ -86,9 +86,10 @@ class FlareTransport:
         self._abort = abort
         self._parent = os.getppid()
         self._pool = ThreadPoolExecutor(4 * len(names), "fedsgm")
+        self._probes: dict[str, Future[str]] = {}
         self.stop = threading.Event()
-        self.lost: dict[str, float] = {}
-        self.lost.update(dict.fromkeys(set(names) - {client.name for client in self._engine.get_clients()}, 0.0))
+        here = {client.name for client in self._engine.get_clients()}
+        self.lost = {name: time.time() for name in names if name not in here}
 
     def clients(self) -> Sequence[str]:
         return self._names
@@ -96,11 +97,12 @@ class FlareTransport:
     def exchange(self, requests: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Failure]:
         """Ask them all at once. One that is gone is found by looking, so nobody waits for its deadline."""
         self._check()
+        self._probe()
         replies: dict[str, bytes | Failure] = {}
         waiting: dict[str, Future[bytes | Failure]] = {}
         for name, request in requests.items():
             if name in self.lost:
-                replies[name] = Failure("it left the job; it can come back when the job is submitted again")
+                replies[name] = Failure("it left the job")
             else:
                 waiting[name] = self._pool.submit(self._ask, name, request, seconds)
         missed = dict.fromkeys(waiting, 0)
@@ -112,40 +114,56 @@ class FlareTransport:
             for name, there in self._look(waiting).items():
                 missed[name] = 0 if there else missed[name] + 1
                 if missed[name] == 2 and not waiting[name].done():
-                    self.lost[name] = time.time()
-                    replies[name] = Failure("it was lost")
+                    replies[name] = self._lose(name)
                     del waiting[name]
         return replies
 
     def await_clients(self) -> None:
         """Wait until every client has loaded its data, cannot, or is gone."""
-        deadline = time.monotonic() + _START
-        waiting = {name for name in self._names if name not in self.lost}
-        missed = dict.fromkeys(waiting, 0)
+        began = time.monotonic()
+        heard = {name: began for name in self._names if name not in self.lost}
         failed: dict[str, str] = {}
-        while waiting:
+        while heard:
             self._check()
-            for name, status in self._look(waiting).items():
-                missed[name] = 0 if status else missed[name] + 1
-                if missed[name] > 20 or time.monotonic() > deadline:
-                    self.lost[name] = time.time()
-                elif status and status not in ("starting", "ready"):
+            for name, status in self._look(heard).items():
+                now = time.monotonic()
+                if status:
+                    heard[name] = now
+                if now - heard[name] > _JOIN or now - began > _LOAD:
+                    self._lose(name)
+                elif status not in ("", "starting", "ready"):
                     failed[name] = status
                 if status == "ready" or name in self.lost or name in failed:
-                    waiting.discard(name)
+                    del heard[name]
             time.sleep(0.1)
-        there = set(self._names) - set(self.lost)
-        if there and there == set(failed):
+        if failed and not set(self._names) - set(self.lost) - set(failed):
             name = min(failed)
             raise FedSGMError(f"no client could be set up; {name}: {failed[name]}")
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _look(self, names: Any) -> dict[str, str]:
+    def _look(self, names: Iterable[str]) -> dict[str, str]:
         """What each of them says of itself; nothing if it does not answer at once."""
-        looks = {name: self._pool.submit(self._send, name, LOOK, b"", _LOOK_EVERY) for name in names}
-        return {name: str(look.result().get("status", "")) for name, look in looks.items()}
+        looks = {name: self._pool.submit(self._status, name) for name in names}
+        return {name: look.result() for name, look in looks.items()}
+
+    def _probe(self) -> None:
+        """Find lost clients that answer again: a connection may break and come back while the job runs on."""
+        for name in list(self.lost):
+            probe = self._probes.get(name)
+            if probe is None or probe.done():
+                if probe is not None and probe.result():
+                    del self.lost[name]
+                self._probes[name] = self._pool.submit(self._status, name)
+
+    def _lose(self, name: str) -> Failure:
+        self.lost[name] = time.time()
+        self._probes.pop(name, None)
+        return Failure("it was lost")
+
+    def _status(self, name: str) -> str:
+        return str(self._send(name, LOOK, b"", _LOOK_EVERY).get("status", ""))
 
     def _ask(self, name: str, request: bytes, seconds: float) -> bytes | Failure:
         reply = self._send(name, ASK, request, seconds)
@@ -153,9 +171,11 @@ class FlareTransport:
         answer = reply.get("bytes")
         if code == ReturnCode.OK and isinstance(answer, bytes):
             return answer
+        if code == ReturnCode.COMMUNICATION_ERROR:
+            return self._lose(name)
         if code == ReturnCode.TIMEOUT:
             return Failure(f"no answer in {seconds:g} s")
-        return Failure(str(reply.get("reason") or _WHY.get(code, f"FLARE says {code}")))
+        return Failure(str(reply.get("reason") or f"its part of the job failed ({code})"))
 
     def _send(self, name: str, topic: str, data: bytes, seconds: float) -> Shareable:
         message = Shareable({"bytes": data, "seconds": seconds})
@@ -243,7 +263,7 @@ class FedSGMController(Controller):
         )
 
     def _status(self, _topic: str, _data: Any, _context: FLContext) -> dict[str, Any]:
-        return {**self.done, "lost": self.transport.lost if self.transport else {}}
+        return {**self.done, "lost": dict(self.transport.lost) if self.transport else {}}
 
     def _stop(self, _topic: str, _data: Any, _context: FLContext) -> dict[str, Any]:
         if self.transport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from fedsgm.data.clients import Clients
@@ -45,7 +46,7 @@ def run(task: str, own: dict[str, Any], flags: RunFlags, *, port: int, **limits:
     from fedsgm.federation.submit import Job, submit
 
     if flags.rule is RuleName.ipp_conex:
-        raise SettingError("--rule ipp-conex: it runs on all data in one place; take another rule for a federation")
+        raise SettingError("--rule ipp-conex: it runs on all data in one place; take another rule here")
     settings = {"task": task, "own": own, "flags": flags.settings(), **limits}
     stated = experiment(**settings)
     _, clients, _, _ = _set_up(task, own)
@@ -55,6 +56,8 @@ def run(task: str, own: dict[str, Any], flags: RunFlags, *, port: int, **limits:
     state = flags.checkpoint and flags.checkpoint.resolve()
     if state and not flags.resume and list(state.glob("*/*/round-*.ckpt")):
         raise CheckpointError(f"{state} holds a checkpoint; add --resume to go on from it, or choose an empty folder")
+    if flags.progress:
+        print(f"Starting a server and {len(clients)} clients ...", file=sys.stderr, flush=True)
     with interruptible(), LocalFederation(len(clients), port=port, state=state) as federation:
         job = kits.write_job(
             federation.folder / "job",

@@ -7,7 +7,6 @@ import dataclasses
 import io
 import json
 import logging
-import re
 import shutil
 import sys
 import time
@@ -17,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from fedsgm.errors import FedSGMError, SettingError
-from fedsgm.federation.kits import OUTCOME, RESULT, STATUS, STOP
+from fedsgm.federation.kits import OUTCOME, RESULT, STATUS, STOP, check_run
 from fedsgm.progress import Progress
 from fedsgm.result import Result
 
@@ -28,6 +27,7 @@ _SILENT = 60.0  # seconds without a word of a job, after which it is lost
 _STARTING = 600.0  # the same before its first word
 _ENDING = 8.0  # seconds that FLARE has to close a job that is done before it is told to
 _BACK = 30.0  # seconds that clients have to come back before a job is sent again without them
+_BLIP = 5.0  # seconds in which a lost client may turn out to be still in the job
 _TRIES = 2  # times that a job is sent again without a new round
 
 
@@ -53,8 +53,7 @@ class Job:
 
     def named(self, run: str, folder: Path) -> Job:
         """A copy in ``folder`` whose run has this name."""
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run):
-            raise SettingError(f"--run {run}: a name has letters, digits, dots, hyphens and underscores")
+        check_run(run)
         shutil.copytree(self.folder, folder)
         for config in (folder / _SERVER, folder / _CLIENT):
             content = json.loads(config.read_text())
@@ -133,12 +132,13 @@ def submit(
         tend: called again and again while the job runs.
     """
     best, idle = -1, 0
+    back: set[str] = set()
     with Admin(kit, tend) as admin, _Bar(show) as bar:
         while True:
             _await(admin, job.clients, job.least if least is None else least, _BACK if best >= 0 else join, tend)
             number = admin.call("submit_job", str(job.folder))
             try:
-                end = _follow(admin, number, bar, here / number if here else None, tend)
+                end = _follow(admin, number, bar, here / number if here else None, tend, back)
             except BaseException:
                 if not here:
                     _try(admin, "abort_job", number)
@@ -184,9 +184,13 @@ def _await(admin: Admin, clients: Sequence[str], least: int, seconds: float, ten
         raise FedSGMError(f"{which} did not join within {seconds:g} s; see that it runs and can reach the server")
 
 
-def _follow(admin: Admin, number: str, bar: _Bar, own: Path | None, tend: Callable[[], object]) -> _End:
-    """Follow a job until it has ended or is lost. ``own`` is its folder on the server, if it can be read from here."""
-    rounds, heard, began = -1, time.monotonic(), _server_since(admin)
+def _follow(admin: Admin, number: str, bar: _Bar, own: Path | None, tend: Callable[[], object], back: set[str]) -> _End:
+    """Follow a job until it has ended or is lost.
+
+    ``own`` is its folder on the server, if it can be read from here. ``back`` has the clients that jobs were stopped
+    for, because they had come back: not again for one that has taken no part since.
+    """
+    rounds, first, heard, began = -1, None, time.monotonic(), _server_since(admin)
     while True:
         time.sleep(_EVERY)
         tend()
@@ -195,9 +199,13 @@ def _follow(admin: Admin, number: str, bar: _Bar, own: Path | None, tend: Callab
         status = _status(admin, number)
         if status is not None:
             heard = time.monotonic()
+            first = status["round"] if first is None else first
             rounds = max(rounds, status["round"])
             bar.update(status)
-            if _returned(admin, status["lost"]):
+            if rounds > first:
+                back &= set(status["lost"])
+            if returned := _returned(admin, status["lost"]) - back:
+                back |= returned
                 _try(admin, "do_app_command", number, STOP, None)
         elif _server_since(admin) != began:  # it was started again, and knows nothing of the job
             return _End(rounds)
@@ -218,12 +226,12 @@ def _ended(admin: Admin, number: str) -> bool:
     return str((_try(admin, "get_job_meta", number) or {}).get("status")).startswith("FINISHED")
 
 
-def _returned(admin: Admin, lost: dict[str, float]) -> bool:
-    """Whether a client that the job lost has been heard of since."""
+def _returned(admin: Admin, lost: dict[str, float]) -> set[str]:
+    """The clients that the job has lost and the server has heard of since."""
     if not lost:
-        return False
+        return set()
     heard = {client.name: client.last_connect_time for client in admin.call("get_system_info").client_info}
-    return any((heard.get(name) or 0.0) > since for name, since in lost.items())
+    return {name for name, since in lost.items() if (heard.get(name) or 0.0) > since + _BLIP}
 
 
 def _fetch(admin: Admin, number: str) -> Path | None:
