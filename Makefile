@@ -40,6 +40,7 @@ bench: .venv/.bench
 	$(BIN)/python benchmarks/neyman_pearson.py
 	$(BIN)/python benchmarks/cartpole.py
 	$(BIN)/python benchmarks/wire.py
+	$(BIN)/python benchmarks/federation.py
 
 fuzz: .venv/.dev
 	$(BIN)/python benchmarks/fuzz_wire.py

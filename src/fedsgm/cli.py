@@ -40,6 +40,10 @@ run = typer.Typer(no_args_is_help=True, help="Run an experiment and save it in a
 app.add_typer(run, name="run")
 sweep = typer.Typer(no_args_is_help=True, help="Run an experiment for a grid of settings.")
 app.add_typer(sweep, name="sweep")
+federate = typer.Typer(no_args_is_help=True, help="Run where every client is a process of its own (NVIDIA FLARE).")
+app.add_typer(federate, name="federate")
+local = typer.Typer(no_args_is_help=True, help="Run an experiment as a federation of processes on this machine.")
+federate.add_typer(local, name="local")
 
 
 def main() -> None:
@@ -67,14 +71,22 @@ def _stop(message: str, code: int) -> None:
 
 
 Setup = Callable[..., tuple[Any, Any, Any, Any]]
+SETUPS: dict[str, Setup] = {}
+_NOT_FEDERATED = ("seeds", "debug", "checkpoint_every", "centralized")
+_IPP_CONEX = ("proximal", "primal_scale", "offset", "dual_scale", "inner_steps")
 
 
 def _task(
     name: str, *, without: tuple[str, ...] = (), also: Callable[..., None] | None = None, **defaults: Any
 ) -> Callable[[Setup], Setup]:
-    """Make ``run NAME`` and ``sweep NAME`` of a function that gives the problem, clients, parameters and test data."""
+    """Make commands of a function that gives the problem, clients, parameters and test data.
+
+    They are ``run NAME``, ``sweep NAME`` and ``federate local NAME``.
+    """
 
     def decorate(setup: Setup) -> Setup:
+        SETUPS[name] = setup
+
         def run_one(flags: RunFlags, **own: Any) -> int:
             render = own.pop("render", None)
             if render is not None and render.suffix != ".gif":
@@ -90,6 +102,18 @@ def _task(
         def sweep_all(flags: RunFlags, vary: list[str] | None, resume: bool, **own: Any) -> int:
             return _sweep(flags, vary or [], resume, setup, own)
 
+        def federate_one(flags: RunFlags, port: int, timeout: float, min_participants: int, **own: Any) -> int:
+            from fedsgm.federation import rehearsal
+
+            given = _plain({key: value.resolve() if isinstance(value, Path) else value for key, value in own.items()})
+            limits = {"timeout": timeout, "min_participants": min_participants}
+            result = rehearsal.run(name, given, flags, port=port, **limits)
+            print(result.verdict(), flush=True)
+            unknown = _NOT_FEDERATED + _IPP_CONEX
+            settings = {key: value for key, value in flags.settings().items() if key not in unknown}
+            _save(result, flags.out, f"federate local {name}", given | limits | settings)
+            return 3 if flags.require_feasible and not result.feasible.all() else 0
+
         parameters = own_parameters(setup)
         more = own_parameters(also) if also else []
         run_one.__doc__ = setup.__doc__
@@ -104,9 +128,27 @@ def _task(
                 without=outside + without,
             )
         )
+        federate_one.__doc__ = f"Run {name} with a server and every client as a process, over mutual TLS on 127.0.0.1."
+        few = [each.replace(default=5) if each.name == "clients" else each for each in parameters]
+        local.command(name)(
+            command(
+                federate_one,
+                [*few, *own_parameters(_local_flags)],
+                defaults | {"out": Path("runs") / f"federated-{name}", "participants": 0, "seeds": 1},
+                without=_NOT_FEDERATED + _IPP_CONEX + without,
+            )
+        )
         return setup
 
     return decorate
+
+
+def _local_flags(
+    port: Annotated[int, option(panel=RUN, help="The server's port; 0 is a free one.")] = 0,
+    timeout: Annotated[float, option(panel=RUN, help="Seconds that a client has for an answer.")] = 60.0,
+    min_participants: Annotated[int, option(panel=RUN, help="A round that fewer answer is repeated.")] = 1,
+) -> None:
+    """The flags that a federation has of its own."""
 
 
 def _sweep_flags(
@@ -474,6 +516,56 @@ def reproduce(
         page=page or folder / "results.md",
         progress=progress,
     )
+
+
+@federate.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; it must not be there yet.")],
+    clients: Annotated[int, typer.Option(help="Clients, n.")] = 3,
+    server: Annotated[str, typer.Option(help="Host name that the clients reach the server by.")] = "localhost",
+    port: Annotated[int, typer.Option(help="The server's port.")] = 8002,
+) -> None:
+    """Write what a federation across machines needs: the project to provision, the job, the clients' data function.
+
+    Its README.md has the commands for each machine.
+    """
+    from fedsgm.federation import deploy
+
+    for path in deploy.init(folder, clients=clients, server=server, port=port):
+        print(path)
+
+
+@federate.command()
+def submit(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="The job's folder, as init wrote it.")],
+    kit: Annotated[Path, typer.Option(help="Start-up kit of the admin.")],
+    run: Annotated[
+        str | None, typer.Option(help="Names the run; one that was used before goes on from its checkpoint.")
+    ] = None,
+    wait: Annotated[float, typer.Option(help="Seconds that the clients have to join.")] = 60.0,
+    out: Annotated[Path, typer.Option(help="Folder for the run; a run that is there is replaced.")] = Path("runs/job"),
+    progress: Annotated[bool, typer.Option(help="Show progress on standard error.")] = True,
+) -> None:
+    """Run a job in a federation that has been started, and save its result.
+
+    A job that is lost is sent again and goes on from its checkpoint. Ctrl-C stops the run.
+    """
+    from fedsgm.federation import kits
+
+    kits.require_flare()
+    from tempfile import TemporaryDirectory
+
+    from fedsgm.federation.local import interruptible
+    from fedsgm.federation.submit import Job
+    from fedsgm.federation.submit import submit as run_job
+
+    with interruptible(), TemporaryDirectory(prefix="fedsgm-") as folder:
+        stated = Job.read(job)
+        result = run_job(kit.resolve(), stated.named(run or stated.run, Path(folder) / "job"), join=wait, show=progress)
+    print(result.verdict(), flush=True)
+    result.save(out)
+    result.plot(out / "history.png")
+    print(f"\nSaved in {out}: history.parquet, params.safetensors, result.json, history.png")
 
 
 def _toml(value: Any) -> str:

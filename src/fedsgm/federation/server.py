@@ -41,7 +41,7 @@ def federate(
     min_participants: int = 1,
     timeout: float = 60.0,
     checkpoint: str | Path | Checkpoint | None = None,
-    progress: bool = True,
+    progress: bool | Progress = True,
 ) -> Result:
     """Run ``algorithm`` on ``problem`` over the clients that ``transport`` reaches, from ``params``.
 
@@ -56,7 +56,7 @@ def federate(
         timeout: seconds that a client has for an answer.
         checkpoint: a folder, or a :class:`Checkpoint`; the run saves itself there after every round, so that it can be
             resumed with nothing lost or counted twice.
-        progress: show progress on standard error.
+        progress: show progress on standard error, or tell this :class:`Progress` of it.
     """
     check_count("federate", "rounds", rounds)
     check_count("federate", "seed", seed, least=0)
@@ -95,7 +95,7 @@ def federate(
         checkpoint = Checkpoint(checkpoint)
     if checkpoint is not None:
         run.keep_in(checkpoint, fingerprint)
-    with Progress("FedSGM", rounds, show=progress) as bar:
+    with progress if isinstance(progress, Progress) else Progress("FedSGM", rounds, show=progress) as bar:
         while run.round < rounds:
             run.step()
             bar.update(run.round, **_shown(run.history))

@@ -1,0 +1,130 @@
+"""``fedsgm federate`` before any process runs: what it refuses, what it writes, and what travels with a job."""
+
+import importlib.metadata
+import importlib.util
+import json
+import socket
+import sys
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+import fedsgm as fs
+from fedsgm import cli
+from fedsgm.federation import kits, rehearsal
+from fedsgm.federation.experiment import find
+from fedsgm.federation.submit import Job
+from fedsgm.flags import RunFlags
+from fedsgm.result import describe
+from fedsgm.tasks import neyman_pearson
+from test_cli import call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--port", "PORT"), "--port PORT: it cannot be used (Address already in use); leave it out for a free one"),
+        (("--participants", "4"), "participants=4, but there are 3 clients"),
+        (
+            ("--rule", "ipp-conex"),
+            "--rule ipp-conex: it runs on all data in one place; take another rule here",
+        ),
+        (("--checkpoint", "HELD"), "HELD holds a checkpoint; add --resume to go on from it, or choose an empty folder"),
+    ],
+)
+def test_what_cannot_be_run_is_said_before_anything_starts(arguments, error, tmp_path, monkeypatch):
+    held = tmp_path / "held" / "localhost" / "local"
+    held.mkdir(parents=True)
+    (held / "round-000000001.ckpt").touch()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))  # nothing is made there
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = {"PORT": str(taken.getsockname()[1]), "HELD": str(tmp_path / "held")}
+        given = [words.get(argument, argument) for argument in arguments]
+        called = call("federate", "local", "neyman-pearson", "--clients", "3", *given)
+    for word, meant in words.items():
+        error = error.replace(word, meant)
+    assert called.err.splitlines()[-1] == f"error: {error}"
+    assert called.code == (1 if "--checkpoint" in arguments else 2)
+
+
+@pytest.mark.parametrize("version", [None, "2.8.1"])
+def test_another_flare_or_none_is_said(version, monkeypatch):
+    def found(_):
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", found)
+    called = call("federate", "local", "neyman-pearson")
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert called.err.endswith("pip install 'fedsgm[nvflare]'\n")
+
+
+def test_a_deployment_says_the_same_everywhere(tmp_path):
+    assert call("federate", "init", tmp_path / "new", "--clients", "12", "--server", "fl.example.org").code == 0
+    stated = yaml.safe_load((tmp_path / "new" / "project.yml").read_text())
+    own = kits.project(kits.names(12), server="fl.example.org", port=8002)
+    assert stated == own
+    job = Job.read(tmp_path / "new" / "job")
+    assert job.clients == kits.names(12) == sorted(kits.names(12))
+    copy = job.named("again", tmp_path / "copy")
+    assert (copy.run, copy.clients) == ("again", job.clients)
+    configs = [json.loads(path.read_text()) for path in sorted((tmp_path / "copy").rglob("config_fed_*.json"))]
+    parts = [configs[0]["executors"][0]["executor"], configs[1]["workflows"][0]]
+    assert parts[0]["args"] == parts[1]["args"]
+    sys.path.insert(0, str(tmp_path / "new"))
+    try:
+        examples = find("data.load")("site-02")
+    finally:
+        sys.path.remove(str(tmp_path / "new"))
+        del sys.modules["data"]
+    spec = importlib.util.spec_from_file_location("made", tmp_path / "copy" / "app" / "custom" / "experiment.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    experiment = module.make()
+    result = fs.simulate(
+        experiment.algorithm,
+        experiment.problem,
+        fs.Clients.from_list([examples]),
+        experiment.params,
+        rounds=experiment.rounds,
+        progress=False,
+    )
+    assert result.feasible.all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("init", "."), "is there already; choose a folder that is not, or an empty one"),
+        (("init", "new", "--server", "no host"), "give the host name that the clients reach the server by"),
+        (("init", "new", "--port", "0"), "--port 0: a port is between 1 and 65535"),
+        (("init", "new", "--clients", "0"), "clients=0, but it must be a whole number"),
+        (("submit", "nothing", "--kit", "."), "nothing is no job of fedsgm"),
+        (("submit", "job", "--kit", "."), "is no start-up kit of an admin"),
+        (("submit", "job", "--kit", ".", "--run", "../up"), "a run's name has letters, digits"),
+    ],
+)
+def test_what_is_wrong_with_a_deployment_is_said(arguments, error, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kits.write_job(tmp_path / "job", run="first", clients=["site-1"], experiment="a.b", data="c.d")
+    called = call("federate", *arguments)
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert error in called.err
+
+
+def test_a_task_of_the_command_line_is_the_same_in_a_federation():
+    """Its settings travel as JSON, a client's data is its share, and a task without data needs its client's number."""
+    own = {"clients": 3, "hidden": "8", "steps": 20, "environments": 2}
+    settings = {"task": "cartpole", "own": own, "flags": RunFlags(beta=0.3, participants=2, rounds=7).settings()}
+    stated = rehearsal.experiment(**json.loads(json.dumps(settings)), timeout=5.0)
+    problem, _, params, _ = cli.SETUPS["cartpole"](**own)
+    assert describe(stated.problem) == describe(problem)
+    assert (stated.rounds, stated.timeout, stated.algorithm.participants) == (7, 5.0, 2)
+    assert stated.algorithm.rule == fs.Soft(0.3)
+    jax.tree.map(np.testing.assert_array_equal, stated.params, params)
+    assert rehearsal.data("site-2", **settings) == 1
+    mine = rehearsal.data("site-2", task="neyman-pearson", own={"clients": 3, "split": 1})
+    jax.tree.map(np.testing.assert_array_equal, mine, neyman_pearson.load(clients=3, split_seed=1)[0][1])

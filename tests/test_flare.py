@@ -1,0 +1,282 @@
+"""A federation over NVIDIA FLARE with real processes and certificates: the same run, its faults, and nothing left."""
+
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import psutil
+import pytest
+
+import faulty
+import fedsgm as fs
+from fedsgm.errors import ClientError
+from fedsgm.federation import kits
+from fedsgm.federation.local import LocalFederation, marked
+from fedsgm.federation.resident import Resident, Setup
+from fedsgm.tasks import neyman_pearson
+
+HERE = Path(__file__).parent
+LONG = 300.0  # seconds after which something never happens
+
+
+def until(happened, what):
+    """Wait for something, and give it."""
+    deadline = time.monotonic() + LONG
+    while not (found := happened()):
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.05)
+    return found
+
+
+def fedsgm(*arguments, cwd=None, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedsgm", *map(str, arguments)],
+        cwd=cwd,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def resident(tmp_path, **settings):
+    return Resident(Setup("echo.make", "echo.load", settings, "site-1", str(tmp_path), [str(HERE)]))
+
+
+def test_the_process_of_user_code_comes_back_when_it_dies(tmp_path):
+    client = resident(tmp_path)
+    until(lambda: client.status() == "ready", "the client is ready")
+    assert client.ask(b"hello", 60) == b"hello"
+    with pytest.raises(ClientError, match="ended with exit code 3"):
+        client.ask(b"exit 3", 60)
+    assert client.ask(b"again", 60) == b"again"
+    with pytest.raises(ClientError, match="ValueError: no"):
+        client.ask(b"raise no", 60)
+    assert client.ask(b"still here", 60) == b"still here"
+    child = psutil.Process(client._process.pid)
+    client.close()
+    assert not child.is_running()
+
+
+def test_of_requests_that_wait_only_the_newest_is_answered(tmp_path):
+    client = resident(tmp_path)
+    answers = {}
+
+    def ask(request, seconds=60.0):
+        try:
+            answers[request] = client.ask(request, seconds)
+        except ClientError as error:
+            answers[request] = str(error)
+
+    requests = [b"sleep 3", b"second", b"third"]
+    until(lambda: client.status() == "ready", "the client is ready")
+    threads = [threading.Thread(target=ask, args=(request,)) for request in requests]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.3)
+    ask(b"impatient", 0.1)
+    assert "still busy" in answers[b"impatient"]
+    ask(b"newest")
+    for thread in threads:
+        thread.join()
+    assert answers[b"sleep 3"] == b"sleep 3"
+    assert answers[b"newest"] == b"newest"
+    assert {answers[b"second"], answers[b"third"]} == {"the request was overtaken by a newer one"}
+    client.close()
+
+
+def test_a_client_that_cannot_be_set_up_says_why_and_ends_with_its_parent(tmp_path):
+    client = resident(tmp_path, fail=True)
+    why = "its set-up failed: FileNotFoundError: no data of site-1"
+    assert until(lambda: (status := client.status()) != "starting" and status, "the set-up fails") == why
+    with pytest.raises(ClientError, match=why):
+        client.ask(b"hello", 60)
+    client.close()
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_flare, pathlib, time\n"
+        "client = test_flare.resident(pathlib.Path(sys.argv[2])); client.prepare()\n"
+        "print(client._process.pid, flush=True); client.ask(b'sleep 600', 600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(HERE), str(tmp_path)], stdout=subprocess.PIPE)
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    child.wait(LONG)
+    assert not child.is_running()
+
+
+def greet(federation, kit=None):
+    """What the server's port says to somebody with the certificate of ``kit``, or none; nothing if it hangs up."""
+    context = ssl.create_default_context(cafile=federation.admin / "startup" / "rootCA.pem")
+    context.check_hostname = False
+    if kit is not None:
+        context.load_cert_chain(kit / "startup" / "client.crt", kit / "startup" / "client.key")
+    try:
+        plain = socket.create_connection(("127.0.0.1", federation.port), LONG)
+        with plain, context.wrap_socket(plain) as sealed:
+            sealed.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return sealed.recv(100)
+    except (ssl.SSLError, ConnectionError):
+        return b""
+
+
+class Watched:
+    """A job that ``fedsgm federate submit`` runs, as seen from the server's checkpoints."""
+
+    def __init__(self, federation, job, out):
+        self._federation, self._out = federation, out
+        self._state = federation.state / federation.server / job.name
+        self._process = fedsgm("federate", "submit", job, "--kit", federation.admin, "--run", job.name, "--out", out)
+
+    @property
+    def rounds(self):
+        self._federation.tend()
+        if self._process.poll():
+            raise AssertionError(self._process.communicate()[1])
+        return max((int(path.stem.partition("-")[2]) for path in self._state.glob("round-*.ckpt")), default=0)
+
+    def later(self, more=2):
+        """Wait for so many rounds more."""
+        now = self.rounds
+        until(lambda: self.rounds >= now + more, f"round {now + more}")
+
+    def end(self):
+        until(lambda: self.rounds and self._process.poll() == 0, "the job ends")
+        self._process.communicate()
+        return fs.Result.load(self._out)
+
+
+def test_faults_of_a_federation_and_who_is_refused(tmp_path):
+    """User code that ends its process, a client killed in mid-round and the server killed: the run goes on."""
+    told = tmp_path / "told"
+    told.mkdir()
+    with LocalFederation(faulty.CLIENTS) as federation:
+        job = kits.write_job(
+            tmp_path / "faults",
+            run="first",
+            clients=federation.names,
+            experiment="faulty.make",
+            data="faulty.load",
+            settings={"rounds": 60, "folder": str(told)},
+            files=[HERE / "faulty.py"],
+        )
+        run = Watched(federation, job, tmp_path / "run")
+
+        assert greet(federation, federation.kits["site-1"]).startswith(b"HTTP/1.1")
+        others = kits.provision(kits.project(["site-1"], port=federation.port), tmp_path / "others")
+        assert greet(federation) == greet(federation, others["site-1"]) == b""
+
+        run.later(3)
+        (told / "exit-site-2").touch()
+        until((told / "done-exit-site-2").exists, "site-2 exits")
+        run.later()
+        (told / "hang-site-3").touch()
+        until((told / "done-hang-site-3").exists, "site-3 is at work")
+        for process in marked(federation.mark):
+            with contextlib.suppress(psutil.Error):
+                if process.environ()["FEDSGM_STATE"].endswith("site-3"):
+                    process.kill()
+        run.later()
+        before = run.rounds
+        federation.processes[federation.server].kill()
+        result = run.end()
+    assert not marked(federation.mark)
+    assert not federation.folder.exists()
+
+    answered = result.history["answered"][0]
+    accounts = {row["name"]: row for row in result.settings["federation"]["clients"]}
+    assert len(answered) == 60
+    assert (answered[before + 2 :] == 3).all(), "everybody is back in the end"
+    assert accounts["site-1"]["answered"] == 60
+    assert accounts["site-2"]["left_out"] == {"the process of the client's code ended with exit code 7": 1}
+    assert "it was lost" in accounts["site-3"]["left_out"]
+    assert accounts["site-3"]["answered"] == answered.sum() - 60 - accounts["site-2"]["answered"]
+    assert not any((told / name).exists() for name in ("exit-site-2", "hang-site-3"))
+    without = simulated(rounds=60)
+    for name in ("objective", "minority"):
+        assert result.history[name][0, -1] == pytest.approx(without.history[name][0, -1], abs=0.02)
+
+
+def simulated(rounds):
+    """The run of ``faulty`` without its faults."""
+    stated = faulty.make(rounds)
+    clients, test, params = neyman_pearson.load(clients=faulty.CLIENTS)
+    problem = neyman_pearson.neyman_pearson()
+    return fs.simulate(stated.algorithm, problem, clients, params, rounds=rounds, test=test, progress=False)
+
+
+def command(tmp_path, *arguments):
+    """``fedsgm federate local neyman-pearson`` as a process whose temporary files are in a folder of its own."""
+    own = tmp_path / "tmp"
+    own.mkdir(parents=True)
+    return fedsgm("federate", "local", "neyman-pearson", *arguments, cwd=tmp_path, TMPDIR=str(own))
+
+
+def left(tmp_path):
+    """Processes and files that a command has left."""
+    alive = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("TMPDIR", "").startswith(str(tmp_path)) and process.status() != "zombie":
+                alive.append(process)
+    return alive, list((tmp_path / "tmp").iterdir())
+
+
+def test_a_federation_takes_the_steps_of_a_simulated_run(tmp_path):
+    """Five processes with Top-K both ways and three participants a round, against one compiled program."""
+    settings = ("--clients", 5, "--participants", 3, "--rounds", 12, "--seed", 3)
+    process = command(tmp_path, *settings, "--out", "run")
+    out, err = process.communicate(timeout=LONG)
+    assert process.returncode == 0, err
+    assert left(tmp_path) == ([], [])
+    assert "FEASIBLE" in out.splitlines()[0]
+    assert "Saved in run:" in out
+
+    found = fs.Result.load(tmp_path / "run")
+    clients, test, params = neyman_pearson.load(clients=5)
+    algorithm = fs.FedSGM(
+        step_size=0.3,
+        local_steps=5,
+        participants=3,
+        rule=fs.Soft(beta=40.0),
+        uplink=fs.TopK(0.1),
+        downlink=fs.TopK(0.1),
+    )
+    problem = neyman_pearson.neyman_pearson()
+    expected = fs.simulate(algorithm, problem, clients, params, rounds=12, seed=3, test=test, progress=False)
+    np.testing.assert_array_equal(found.history["participants"], expected.history["participants"])
+    assert (found.history["answered"] == 3).all()
+    for name in ("objective", "minority", "estimate", "violation", "weight"):
+        np.testing.assert_allclose(found.history[name], expected.history[name], rtol=1e-5, atol=2e-6, err_msg=name)
+    for kind in ("last", "average", "best_feasible"):
+        for mine, theirs in zip(*map(jax.tree.leaves, (getattr(found, kind), getattr(expected, kind))), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6, err_msg=kind)
+    for part in ("train", "test"):
+        for name, values in expected.values[part].items():
+            np.testing.assert_allclose(found.values[part][name], values, rtol=1e-5, atol=2e-6)
+
+
+def test_a_federation_that_fails_or_is_interrupted_leaves_nothing(tmp_path):
+    fails = command(tmp_path / "fails", "--clients", 1, "--min-participants", 2)
+    stops = command(tmp_path / "stops", "--clients", 1)
+    until(lambda: len(left(tmp_path / "stops")[0]) >= 3, "its processes run")
+    stops.send_signal(signal.SIGINT)
+    _, err = stops.communicate(timeout=LONG)
+    assert stops.returncode == 130, err
+    assert left(tmp_path / "stops") == ([], [])
+    _, err = fails.communicate(timeout=LONG)
+    assert (fails.returncode, err.splitlines()[-1]) == (
+        2,
+        "error: min_participants=2, but 1 clients take part in a round",
+    )
+    assert left(tmp_path / "fails") == ([], [])
