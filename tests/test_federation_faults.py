@@ -15,8 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import fedsgm as fs
 from federated import ALGORITHM, CLIENTS, PROGRAM, Server, Stopped, Watched, check_books, check_model, true_values
+from fedsgm.federation import Client
 from fedsgm.federation.inprocess import Fault, seeded
-from fedsgm.federation.protocol import Kind, Reply
+from fedsgm.federation.model import Followed
+from fedsgm.federation.program import At
+from fedsgm.federation.protocol import Kind, Reply, Request, pack
 
 BOUND = 0.05
 
@@ -64,6 +67,19 @@ def test_a_fault_that_strikes_again_and_again(tmp_path, fault):
         check_model(server, transport.book)
 
 
+def test_a_wrong_shape_from_all_or_most(tmp_path):
+    """What the problem's functions cannot take is refused also where there is nothing, or nothing right, to compare."""
+    right = set()
+    transport = Watched.of(PROGRAM, CLIENTS, tmp_path, lambda _, c: None if c in right else Fault.WRONG_SHAPE)
+    server = Server(transport)
+    with pytest.raises(fs.FederationError, match=r"^round 0: .* wrong shape"):
+        server.step()
+    right.add(f"client-{PROGRAM.sample(At.of(0, 0), 5)[1]}")
+    server.step()
+    assert server.history["answered"][0] == 1
+    check_books(server, transport)
+
+
 def test_a_request_that_comes_twice_changes_nothing(tmp_path):
     transport = Watched.of(PROGRAM, CLIENTS, tmp_path / "twice", lambda *_: Fault.REQUEST_TWICE)
     server, plain = Server(transport), Server(Watched.of(PROGRAM, CLIENTS, tmp_path / "once"))
@@ -71,6 +87,23 @@ def test_a_request_that_comes_twice_changes_nothing(tmp_path):
         server.step()
         plain.step()
         np.testing.assert_array_equal(server.model.replica, plain.model.replica)
+    assert transport.book.writes == sum(map(len, transport.book.updates)), "no update is made a second time"
+
+
+def test_a_round_done_again_with_another_direction_takes_the_first_ones_place(tmp_path):
+    """As after a stopped server. The answer and the memory are those of a client that never met the first one."""
+    model = Followed(PROGRAM, PROGRAM.start)
+    (parts, whole), states = model.since(-1, 0, 2), []
+    for folder, directions in (("both", [(1.0, 0.0), (0.2, 0.8)]), ("second", [(0.2, 0.8)])):
+        client = Client(PROGRAM, CLIENTS[2], tmp_path / folder)
+        for attempt, (objective, constraint) in enumerate(directions):
+            guide = (np.ones(1), (None,))
+            payload = pack((np.float32(objective), np.float32(constraint), guide))
+            request = Request(Kind.UPDATE, 1, attempt, 0, model.checksum, -1, parts, whole, payload)
+            assert Reply.decode(client.answer(request.encode())).kind == Kind.ANSWER
+        states.append(client.store.read())
+    assert states[0].sent.message == states[1].sent.message
+    np.testing.assert_array_equal(states[0].memory, states[1].memory)
 
 
 def test_a_lost_answer_goes_back_into_the_memory(tmp_path):
@@ -79,7 +112,7 @@ def test_a_lost_answer_goes_back_into_the_memory(tmp_path):
     transport = Watched.of(PROGRAM, CLIENTS, tmp_path, lambda n, c: Fault.LOSE_REPLY if n == 3 and c in lost else None)
     server = Server(transport, seed=0)
     server.step()
-    who = PROGRAM.sample(fs.federation.program.At.of(0, 1), 5)
+    who = PROGRAM.sample(At.of(0, 1), 5)
     client = next(c for c in who if server.accounts[c].used == 0)
     name = f"client-{client}"
     lost[name] = True
