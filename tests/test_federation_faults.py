@@ -20,6 +20,7 @@ from fedsgm.federation.inprocess import Fault, seeded
 from fedsgm.federation.model import Followed
 from fedsgm.federation.program import At
 from fedsgm.federation.protocol import Kind, Reply, Request, pack
+from fedsgm.federation.run import TRIES
 
 BOUND = 0.05
 
@@ -74,6 +75,7 @@ def test_a_wrong_shape_from_all_or_most(tmp_path):
     server = Server(transport)
     with pytest.raises(fs.FederationError, match=r"^round 0: .* wrong shape"):
         server.step()
+    assert server.panel.attempt == TRIES, "each try has its own number"
     right.add(f"client-{PROGRAM.sample(At.of(0, 0), 5)[1]}")
     server.step()
     assert server.history["answered"][0] == 1
@@ -93,17 +95,19 @@ def test_a_request_that_comes_twice_changes_nothing(tmp_path):
 def test_a_round_done_again_with_another_direction_takes_the_first_ones_place(tmp_path):
     """As after a stopped server. The answer and the memory are those of a client that never met the first one."""
     model = Followed(PROGRAM, PROGRAM.start)
-    (parts, whole), states = model.since(-1, 0, 2), []
-    for folder, directions in (("both", [(1.0, 0.0), (0.2, 0.8)]), ("second", [(0.2, 0.8)])):
-        client = Client(PROGRAM, CLIENTS[2], tmp_path / folder)
-        for attempt, (objective, constraint) in enumerate(directions):
-            guide = (np.ones(1), (None,))
-            payload = pack((np.float32(objective), np.float32(constraint), guide))
-            request = Request(Kind.UPDATE, 1, attempt, 0, model.checksum, -1, parts, whole, payload)
-            assert Reply.decode(client.answer(request.encode())).kind == Kind.ANSWER
-        states.append(client.store.read())
-    assert states[0].sent.message == states[1].sent.message
-    np.testing.assert_array_equal(states[0].memory, states[1].memory)
+    parts, whole = model.since(-1, 0, 2)
+
+    def ask(client, attempt, weight):
+        payload = pack((np.float32(1 - weight), np.float32(weight), (np.ones(1), (None,))))
+        request = Request(Kind.UPDATE, 1, attempt, 0, model.checksum, -1, parts, whole, payload)
+        return Reply.decode(client.answer(request.encode()))
+
+    twice, once = (Client(PROGRAM, CLIENTS[2], tmp_path / name) for name in ("twice", "once"))
+    first, second, alone = ask(twice, 0, 0.0), ask(twice, 1, 0.8), ask(once, 1, 0.8)
+    assert first.content != second.content == alone.content
+    np.testing.assert_array_equal(twice.store.read().memory, once.store.read().memory)
+    assert ask(twice, 0, 0.0).kind == Kind.ERROR, "what the stopped server asked may still come, and must not count"
+    assert ask(twice, 1, 0.8).content == second.content
 
 
 def test_a_lost_answer_goes_back_into_the_memory(tmp_path):
