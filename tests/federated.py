@@ -34,6 +34,7 @@ class Book:
     def __init__(self):
         self.updates = [{} for _ in CLIENTS.counts]  # by client and round
         self.used = [{} for _ in CLIENTS.counts]
+        self.writes = 0
         self.versions = {0: PROGRAM.start}
 
 
@@ -62,6 +63,7 @@ class Watched(InProcess):
 
         def write(state):
             plain(state)
+            self.book.writes += 1
             sent = state.sent
             self.book.updates[number][sent.round] = state.memory + vector(sent.message) - sent.before
 

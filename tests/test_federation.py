@@ -236,6 +236,8 @@ def test_a_killed_server_goes_on_bit_for_bit(tmp_path, when):
     for name in plain.history:
         np.testing.assert_array_equal(server.history[name], plain.history[name], err_msg=name)
     assert [a.answered for a in server.accounts] == [a.answered for a in plain.accounts]
+    for attempt in (4, 5):  # no two servers have the same number, though none takes a round
+        assert Server(transport, tmp_path / "server").panel.attempt == attempt
 
 
 def test_a_new_run_starts_afresh_and_an_old_one_is_refused(tmp_path):

@@ -15,8 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import fedsgm as fs
 from federated import ALGORITHM, CLIENTS, PROGRAM, Server, Stopped, Watched, check_books, check_model, true_values
+from fedsgm.federation import Client
 from fedsgm.federation.inprocess import Fault, seeded
-from fedsgm.federation.protocol import Kind, Reply
+from fedsgm.federation.model import Followed
+from fedsgm.federation.program import At
+from fedsgm.federation.protocol import Kind, Reply, Request, pack
+from fedsgm.federation.run import TRIES
 
 BOUND = 0.05
 
@@ -64,6 +68,20 @@ def test_a_fault_that_strikes_again_and_again(tmp_path, fault):
         check_model(server, transport.book)
 
 
+def test_a_wrong_shape_from_all_or_most(tmp_path):
+    """What the problem's functions cannot take is refused also where there is nothing, or nothing right, to compare."""
+    right = set()
+    transport = Watched.of(PROGRAM, CLIENTS, tmp_path, lambda _, c: None if c in right else Fault.WRONG_SHAPE)
+    server = Server(transport)
+    with pytest.raises(fs.FederationError, match=r"^round 0: .* wrong shape"):
+        server.step()
+    assert server.panel.attempt == TRIES, "each try has its own number"
+    right.add(f"client-{PROGRAM.sample(At.of(0, 0), 5)[1]}")
+    server.step()
+    assert server.history["answered"][0] == 1
+    check_books(server, transport)
+
+
 def test_a_request_that_comes_twice_changes_nothing(tmp_path):
     transport = Watched.of(PROGRAM, CLIENTS, tmp_path / "twice", lambda *_: Fault.REQUEST_TWICE)
     server, plain = Server(transport), Server(Watched.of(PROGRAM, CLIENTS, tmp_path / "once"))
@@ -71,6 +89,25 @@ def test_a_request_that_comes_twice_changes_nothing(tmp_path):
         server.step()
         plain.step()
         np.testing.assert_array_equal(server.model.replica, plain.model.replica)
+    assert transport.book.writes == sum(map(len, transport.book.updates)), "no update is made a second time"
+
+
+def test_a_round_done_again_with_another_direction_takes_the_first_ones_place(tmp_path):
+    """As after a stopped server. The answer and the memory are those of a client that never met the first one."""
+    model = Followed(PROGRAM, PROGRAM.start)
+    parts, whole = model.since(-1, 0, 2)
+
+    def ask(client, attempt, weight):
+        payload = pack((np.float32(1 - weight), np.float32(weight), (np.ones(1), (None,))))
+        request = Request(Kind.UPDATE, 1, attempt, 0, model.checksum, -1, parts, whole, payload)
+        return Reply.decode(client.answer(request.encode()))
+
+    twice, once = (Client(PROGRAM, CLIENTS[2], tmp_path / name) for name in ("twice", "once"))
+    first, second, alone = ask(twice, 0, 0.0), ask(twice, 1, 0.8), ask(once, 1, 0.8)
+    assert first.content != second.content == alone.content
+    np.testing.assert_array_equal(twice.store.read().memory, once.store.read().memory)
+    assert ask(twice, 0, 0.0).kind == Kind.ERROR, "what the stopped server asked may still come, and must not count"
+    assert ask(twice, 1, 0.8).content == second.content
 
 
 def test_a_lost_answer_goes_back_into_the_memory(tmp_path):
@@ -79,7 +116,7 @@ def test_a_lost_answer_goes_back_into_the_memory(tmp_path):
     transport = Watched.of(PROGRAM, CLIENTS, tmp_path, lambda n, c: Fault.LOSE_REPLY if n == 3 and c in lost else None)
     server = Server(transport, seed=0)
     server.step()
-    who = PROGRAM.sample(fs.federation.program.At.of(0, 1), 5)
+    who = PROGRAM.sample(At.of(0, 1), 5)
     client = next(c for c in who if server.accounts[c].used == 0)
     name = f"client-{client}"
     lost[name] = True

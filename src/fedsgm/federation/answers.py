@@ -60,24 +60,32 @@ class Update:
 
 
 class Forms:
-    """The forms that statistics and evaluations have: most clients', when they were first seen."""
+    """Which forms of statistics and evaluations the problem's functions take; each is tried once."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, bytes] = {}
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._fits: dict[tuple[str, bytes], bool] = {}
 
-    def odd(self, reports: dict[int, Report]) -> Reasons:
-        """The reports of another form."""
+    def odd(self, reports: Mapping[int, Report]) -> Reasons:
+        """The reports that the functions cannot take, or of another form than most."""
         statistics = {c: [r.statistics] for c, r in reports.items() if r.statistics is not None}
         evaluations = {c: r.evaluations for c, r in reports.items() if r.evaluations is not None}
         return self._odd("statistics", statistics) | self._odd("evaluations", evaluations)
 
     def _odd(self, part: str, trees: Mapping[int, Sequence[Any]]) -> Reasons:
-        forms = {client: {form_of(pack(tree)) for tree in each} for client, each in trees.items()}
-        if part not in self._known and forms:
-            self._known[part] = collections.Counter(form for each in forms.values() for form in each).most_common(1)[0][
-                0
-            ]
-        return {client: _SHAPE for client, each in forms.items() if each != {self._known[part]}}
+        fits = {"statistics": self._program.can_decide, "evaluations": self._program.can_summarise}[part]
+        forms: dict[int, set[bytes]] = {}
+        votes: collections.Counter[bytes] = collections.Counter()
+        for client, each in trees.items():
+            forms[client] = set()
+            for tree in each:
+                form = form_of(pack(tree))
+                forms[client].add(form)
+                if (part, form) not in self._fits:
+                    self._fits[part, form] = fits(tree)
+                votes[form] += self._fits[part, form]
+        usual = {form for form, count in votes.most_common(1) if count}
+        return {client: _SHAPE for client, each in forms.items() if each != usual}
 
 
 def absurd(updates: dict[int, Update], usual: float) -> Reasons:

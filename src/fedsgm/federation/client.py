@@ -13,12 +13,11 @@ import numpy as np
 
 from fedsgm.compression import Identity
 from fedsgm.federation.program import At, Program
-from fedsgm.federation.protocol import NOTHING, FrameError, Kind, Reply, Request, checksum_of, pack, unpack
+from fedsgm.federation.protocol import LONGEST, NOTHING, FrameError, Kind, Reply, Request, checksum_of, pack, unpack
 from fedsgm.federation.state import Sent, State, Store
 from fedsgm.rules import Direction
 
 WELCOME = struct.Struct("<IIH")  # before a whole model: fingerprint, seed, the client's number
-_LONGEST = 300  # characters of an error that are sent
 
 
 class _BehindError(Exception):
@@ -57,7 +56,7 @@ class Client:
             except Exception as error:
                 first = str(error).partition("\n")[0]
                 told = first if isinstance(error, FrameError) else f"{type(error).__name__}: {first}"
-                kind, content = Kind.ERROR, told[:_LONGEST].encode(errors="replace")
+                kind, content = Kind.ERROR, told.encode(errors="replace")[:LONGEST]
             mine = self.state is not None and self.state.run == run
             version, replica = (self.state.version, self.state.checksum) if self.state and mine else (NOTHING, 0)
             seconds = time.perf_counter() - began

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -23,17 +24,21 @@ class Followed:
     version: int = 0
     recent: list[bytes] = dataclasses.field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    @functools.cached_property
+    def checksum(self) -> int:
+        return checksum(self.replica)
+
+    @functools.cached_property
+    def whole(self) -> bytes:
         vector: Any = self.replica
-        self.whole = self.program.encode(Dense(vector))
-        self.checksum = checksum(self.replica)
+        return self.program.encode(Dense(vector))
 
     def after(self, broadcast: Message) -> Followed:
         """The next version, made from the very bytes that the clients will get."""
         data = self.program.encode(broadcast)
         replica = self.program.receive(self.replica, self.program.decode(data, self.program.algorithm.downlink))
         recent = [*self.recent, data]
-        while sum(map(len, recent)) >= len(self.whole) or len(recent) >= WHOLE:
+        while sum(map(len, recent)) >= self.replica.nbytes or len(recent) >= WHOLE:
             del recent[0]
         return Followed(self.program, replica, self.version + 1, recent)
 

@@ -9,7 +9,17 @@ from typing import TypeVar
 from fedsgm.federation.accounts import Account
 from fedsgm.federation.answers import Reasons
 from fedsgm.federation.model import Followed
-from fedsgm.federation.protocol import NOTHING, Failure, FrameError, Kind, Reply, Request, Transport, checksum_of
+from fedsgm.federation.protocol import (
+    LONGEST,
+    NOTHING,
+    Failure,
+    FrameError,
+    Kind,
+    Reply,
+    Request,
+    Transport,
+    checksum_of,
+)
 
 T = TypeVar("T")
 
@@ -113,7 +123,8 @@ def _opened(account: Account, request: bytes, data: bytes | Failure, model: Foll
     if reply.kind == Kind.BEHIND:
         raise _BehindError
     if reply.kind == Kind.ERROR:
-        raise FrameError(reply.content.decode(errors="replace") or "an error without a reason")
+        told = " ".join(reply.content[:LONGEST].decode(errors="replace").split())
+        raise FrameError(told or "an error without a reason")
     if reply.kind != Kind.ANSWER or not same:
         raise FrameError("an answer of another version")
     return reply.content

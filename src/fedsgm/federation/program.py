@@ -12,6 +12,7 @@ import functools
 import json
 import re
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ import numpy as np
 
 from fedsgm import wire
 from fedsgm.algorithm import FedSGM, Flat, RoundKeys, Server
-from fedsgm.compression import Compressor, Message
+from fedsgm.compression import Compressor, Identity, Message
 from fedsgm.errors import WireError
 from fedsgm.federation.protocol import VERSION, FrameError
 from fedsgm.layout import Layout
@@ -109,14 +110,25 @@ class Program:
         return _numpy(_aggregate(self.algorithm, self.task, server, _stacked(messages), at))
 
     def receive(self, w: np.ndarray, broadcast: Message) -> np.ndarray:
-        """Op by op: compiled as a whole, sums and products could be fused, and differ by machine in the last bit."""
-        return np.asarray(self.algorithm.receive(jnp.asarray(w), broadcast))
+        """``algorithm.receive`` in two parts: as one program, products and sums could be fused, and the last bit of a
+        client's model be another than that of the server's on another machine."""
+        downlink = self.algorithm.downlink
+        received = self.dense(broadcast, downlink)
+        return received if isinstance(downlink, Identity) else w + received
 
     def evaluate(self, w: np.ndarray, data: Any) -> Any:
         return _numpy(_evaluate(self.task, w, data))
 
     def summarise(self, evaluations: list[Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
         return _numpy(_summarise(self.task, _stacked(evaluations)))
+
+    def can_decide(self, statistics: Any) -> bool:
+        """Whether one client's statistics are of a form that :meth:`decide` takes."""
+        rule = self.algorithm.rule.init()
+        return _scalars(_decide, self.algorithm, self.task, rule, _stacked([statistics]), At.of(0, 0), of=_seen)
+
+    def can_summarise(self, evaluation: Any) -> bool:
+        return _scalars(_summarise, self.task, _stacked([evaluation]))
 
     def encode(self, message: Message) -> bytes:
         return wire.encode(message, self.size)
@@ -147,6 +159,19 @@ def _like(compressor: Any, d: int) -> Message:
     """The shapes of a compressor's message."""
     vector = jax.ShapeDtypeStruct((d,), np.float32)
     return jax.eval_shape(compressor.compress, vector, jax.eval_shape(lambda: jax.random.key(0)))
+
+
+def _scalars(function: Any, *arguments: Any, of: Callable[[Any], Any] = lambda made: made) -> bool:
+    """Whether the function takes these arguments and makes numbers of them."""
+    try:
+        made = of(jax.eval_shape(function, *arguments))
+    except Exception:  # the user's functions, on what a client sent
+        return False
+    return all(leaf.shape == () for leaf in jax.tree.leaves(made))
+
+
+def _seen(decided: tuple[Direction, Any, Measured]) -> Any:
+    return decided[2].violation, decided[2].report
 
 
 def _stacked(trees: list[Any]) -> Any:

@@ -23,6 +23,7 @@ from fedsgm.errors import FedSGMError
 VERSION = 1
 WHOLE = 0xFFFF  # in place of a number of broadcasts: the whole model
 NOTHING = -1  # the version of a client that holds no model; the round of a message that was never used
+LONGEST = 300  # bytes of an error that is told
 _MAGIC = b"fS"
 _REQUEST = struct.Struct("<2sBBQHIIHi")
 _REPLY = struct.Struct("<2sBBIiIf")

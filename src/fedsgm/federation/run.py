@@ -57,7 +57,7 @@ class Run:
         self.best_objective: Any = np.float32(np.inf)
         self.usual = 0.0  # length of messages: the largest median of a round
         self.history: dict[str, np.ndarray] = {}
-        self._forms = Forms()
+        self._forms = Forms(program)
         self._folder: Path | None = None
         self._settings: dict[str, Any] = {}
 
