@@ -68,7 +68,7 @@ def test_what_a_compressor_sends_comes_back(compressor):
     @jax.jit
     def compress(x, key):
         messages = compressor.compress(x, key), layers.compress(x, key)
-        return messages, [wire.size(message, 31) for message in messages]
+        return messages, [wire.size(message) for message in messages]
 
     for seed in range(10):
         x = np.random.default_rng(seed).normal(size=31).astype(np.float32)
@@ -109,14 +109,14 @@ def test_size_is_the_length(d, k):
     chosen += [np.arange(k), d - 1 - np.arange(k), np.arange(k) * (d // k), np.cumsum(rng.integers(2, size=k) * 2 + 1)]
     chosen = np.stack([indices for indices in chosen if indices.max() < d])
     values = np.zeros(k, np.float32)
-    counted = jax.jit(jax.vmap(lambda indices: wire.size(Sparse(indices, values, d), d)))(chosen)
+    counted = jax.jit(jax.vmap(lambda indices: wire.size(Sparse(indices, values, d))))(chosen)
     assert counted.tolist() == [len(wire.encode(Sparse(indices, values, d), d)) for indices in chosen]
 
 
 def test_size_of_every_kind():
     messages = [(message, 50) for message in kinds(50, np.random.default_rng(0))]
     messages.append((tuple(message for message, _ in messages), 50 * len(messages)))
-    counted = jax.jit(lambda all: [wire.size(m, d) for m, (_, d) in zip(all, messages, strict=True)])
+    counted = jax.jit(lambda all: [wire.size(m) for m in all])
     assert counted([message for message, _ in messages]) == [len(wire.encode(*pair)) for pair in messages]
 
 
@@ -143,7 +143,7 @@ def test_indices_are_near_the_bound(share):
     bound = (gammaln(d + 1) - gammaln(k + 1) - gammaln(d - k + 1)) / math.log(2)
     length = len(wire.encode(message, d))
     assert 1 <= 8 * (length - 4 * k) / bound <= 1.05
-    assert wire.size(message, d) == length
+    assert wire.size(message) == length
     if share == 0.01:
         assert len(wire.encode(Dense(np.zeros(d, np.float32)), d)) / length >= 35
 

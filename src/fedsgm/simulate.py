@@ -290,7 +290,7 @@ def _round(
     info = {"violation": measured.violation, "weight": direction.constraint, "participants": who, **measured.report}
     if rule is not None:  # of the rules, those that carry a multiplier have a state
         info["multiplier"] = rule
-    info |= _traffic(statistics, direction, messages, broadcast, who, n, w.shape[-1])
+    info |= _traffic(statistics, direction, messages, broadcast, who, n)
     info |= task.task.inspect(task.layout.unflatten(w), task.layout.unflatten(server.replica), kept)
     values, worst = _true_values(task, data, server.replica, t, rounds, n, evaluate_every, each)
     better = (worst <= 0) & (values["objective"] < state.best_objective)
@@ -373,14 +373,14 @@ def _held_out(problem: Task, test: Any, clients: Any, params: Any) -> Any:
 
 
 def _traffic(
-    statistics: Any, direction: Any, messages: Any, broadcast: Any, who: jax.Array, n: int, d: int
+    statistics: Any, direction: Any, messages: Any, broadcast: Any, who: jax.Array, n: int
 ) -> dict[str, jax.Array]:
     """Bytes of one round: up, of each participant; down, to each client.
 
     Statistics and messages go up; the direction goes down to the participants, the broadcast to everyone.
     """
-    up = jax.vmap(lambda message: wire.size(message, d))(messages) + wire.nbytes(statistics) // len(who)
-    down = jnp.full(n, wire.size(broadcast, d)).at[who].add(wire.nbytes(direction))
+    up = jax.vmap(wire.size)(messages) + wire.nbytes(statistics) // len(who)
+    down = jnp.full(n, wire.size(broadcast)).at[who].add(wire.nbytes(direction))
     return dict(zip(_TRAFFIC, (up, down), strict=True))
 
 

@@ -48,7 +48,9 @@ def encode(message: Message, d: int) -> bytes:
     >>> decode(encode(message, 31)).indices
     array([ 3,  9, 28], dtype=int32)
     """
-    _check(message, d)
+    entries = _check(message)
+    if entries != d:
+        raise WireError(f"the message is about {entries} entries, but the vector has {d}")
     pieces = [bytes([_MAGIC, _VERSION])]
     if isinstance(message, tuple):
         pieces.append(bytes([_TUPLE << 4]) + _varint(len(message)))
@@ -91,12 +93,12 @@ def decode(data: bytes, limit: int | None = None) -> Message:
     return message
 
 
-def size(message: Message, d: int) -> jax.Array:
-    """``len(encode(message, d))``, for messages below 2 GiB, as a number of a compiled program.
+def size(message: Message) -> jax.Array:
+    """The length of a message's encoding, for messages below 2 GiB, as a number of a compiled program.
 
     Only the indices' length depends on the data; all else is known when the program is compiled.
     """
-    _check(message, d)
+    _check(message)
     total: Any = 2 + 4
     if isinstance(message, tuple):
         total += 1 + len(_varint(len(message)))
@@ -120,8 +122,8 @@ def nbytes(tree: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _check(message: Any, d: int) -> None:
-    """Refuse what this format has no place for; of arrays only types and shapes are looked at."""
+def _check(message: Any) -> int:
+    """How many entries it is about; what this format has no place for is refused by its types and shapes."""
     entries = 0
     for part in message if isinstance(message, tuple) else (message,):
         match part:
@@ -141,10 +143,9 @@ def _check(message: Any, d: int) -> None:
                 right = False
         if not right:
             raise WireError(f"this {type(part).__name__} has no encoding: docs/wire.md has the types that have one")
-    if entries != d:
-        raise WireError(f"the message is about {entries} entries, but the vector has {d}")
-    if d > _LARGEST:
-        raise WireError(f"the vector has {d} entries, but a message holds at most {_LARGEST}")
+    if entries > _LARGEST:
+        raise WireError(f"the vector has {entries} entries, but a message holds at most {_LARGEST}")
+    return entries
 
 
 def _head(part: Any, bitmap: bool = False) -> bytes:

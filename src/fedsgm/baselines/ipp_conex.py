@@ -113,14 +113,14 @@ class IPPConEx:
 
     def local_update(
         self, task: Flat, w: jax.Array, direction: Direction, data: Any, kept: Any, memory: Inner, key: jax.Array
-    ) -> tuple[tuple[Dense, jax.Array], Inner]:
+    ) -> tuple[tuple[Dense, Dense], Inner]:
         """E inner steps from w; the message is the new iterate, and y."""
 
         def one(tau: jax.Array, carry: tuple[jax.Array, Inner]) -> tuple[jax.Array, Inner]:
             return self._step(task, *carry, data, jax.random.fold_in(key, 2 + tau))
 
         x, inner = jax.lax.fori_loop(0, self.local_steps, one, (w, memory))
-        return (Dense(x), inner.multiplier), inner
+        return (Dense(x), Dense(inner.multiplier[None])), inner
 
     def _step(self, task: Flat, x: jax.Array, inner: Inner, data: Any, key: jax.Array) -> tuple[jax.Array, Inner]:
         statistics, kept = task.measure(x, data, key, self.constraint_batch_size)
@@ -159,4 +159,5 @@ class IPPConEx:
 
     def aggregate(self, task: Flat, server: Server, messages: Any, key: jax.Array) -> tuple[Server, Any]:
         iterate, multiplier = messages
-        return Server(iterate.values[0], None, multiplier[0]), iterate
+        x = iterate.values[0]
+        return Server(x, None, multiplier.values[0, 0]), Dense(x)
