@@ -84,18 +84,19 @@ class Server(Run):
         if folder is not None:
             self.keep_in(fs.Checkpoint(folder, resume=resume), {})
 
-    def _settle(self, t, who, updates, reasons):
-        super()._settle(t, who, updates, reasons)
+    def _update(self, who, direction):
+        updates, reasons = super()._update(who, direction)
         self.round_used = {client: PROGRAM.dense(u.message, ALGORITHM.uplink) for client, u in updates.items()}
+        return updates, reasons
 
     def save(self):
         if self.kill == "before its checkpoint":
             raise Stopped
         super().save()
-        for client, message in self.round_used.items():
-            self.book.used[client][self.round - 1] = message
-        self.round_used = {}
-        self.book.versions[self.round] = self.model.replica
+        if self.round not in self.book.versions:  # else it is saved only that a try of the next round has failed
+            for client, message in self.round_used.items():
+                self.book.used[client][self.round - 1] = message
+            self.book.versions[self.round] = self.model.replica
         if self.kill == "after its checkpoint":
             raise Stopped
 

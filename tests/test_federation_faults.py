@@ -3,6 +3,7 @@
 ``check_books`` compares, after every round, each client's disk with what really happened.
 """
 
+import dataclasses
 import logging
 import tempfile
 from pathlib import Path
@@ -14,9 +15,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import fedsgm as fs
-from federated import ALGORITHM, CLIENTS, PROGRAM, Server, Stopped, Watched, check_books, check_model, true_values
-from fedsgm.federation import Client
-from fedsgm.federation.inprocess import Fault, seeded
+from federated import (
+    ALGORITHM,
+    CLIENTS,
+    PARAMS,
+    PROBLEM,
+    PROGRAM,
+    Server,
+    Stopped,
+    Watched,
+    check_books,
+    check_model,
+    true_values,
+)
+from fedsgm.federation import Client, Program
+from fedsgm.federation.inprocess import Fault, InProcess, seeded
 from fedsgm.federation.model import Followed
 from fedsgm.federation.program import At
 from fedsgm.federation.protocol import Kind, Reply, Request, pack
@@ -34,20 +47,23 @@ def fast(monkeypatch):
     logging.disable(logging.NOTSET)
 
 
-def steps(server, transport, rounds):
-    """That many rounds with the books checked; the mean true values of the last ten."""
-    tail = []
+def steps(server, transport, rounds, tail=10):
+    """That many rounds with the books checked; the mean true values of the last of them."""
+    values = []
     for t in range(rounds):
         server.step()
         check_books(server, transport)
-        if t >= rounds - 10:
-            tail.append(true_values(server.model.replica))
-    return np.mean(tail, axis=0)
+        if t >= rounds - tail:
+            values.append(true_values(server.model.replica))
+    return np.mean(values, axis=0)
 
 
 @pytest.mark.parametrize("fault", Fault)
 def test_a_fault_that_strikes_again_and_again(tmp_path, fault):
-    """One message in five. No update is lost or counted twice; the run ends feasible, lower than where it began."""
+    """One message in five. No update is lost or counted twice, and the run ends where it would without faults.
+
+    Two participants a round, about as many as get through, leave the constraint up to a sixth above its bound.
+    """
     plan = seeded(1, {fault: 0.2})
     if fault == Fault.ABSURD_NORM:  # held against the others of a round, of whom most are right
 
@@ -80,6 +96,18 @@ def test_a_wrong_shape_from_all_or_most(tmp_path):
     server.step()
     assert server.history["answered"][0] == 1
     check_books(server, transport)
+
+
+def test_participants_that_are_gone_are_replaced(tmp_path):
+    """With one participant a round, a client that is gone would stop the run whenever it is drawn."""
+    algorithm = dataclasses.replace(ALGORITHM, participants=1)
+    program = Program.of(algorithm, PROBLEM, PARAMS)
+    transport = InProcess.of(program, CLIENTS, tmp_path, lambda _, c: Fault.LOSE_REQUEST if c == "client-2" else None)
+    result = fs.federate(algorithm, PROBLEM, transport, PARAMS, rounds=20, evaluate_every=0, progress=False)
+    assert (result.history["answered"] == 1).all()
+    assert 2 in [program.sample(At.of(0, t), 5)[0] for t in range(20)]
+    assert 2 not in result.history["participants"]
+    assert result.history["evaluated"][0, -1] == 4
 
 
 def test_a_request_that_comes_twice_changes_nothing(tmp_path):
@@ -156,17 +184,21 @@ def test_requests_that_a_newer_one_has_overtaken_are_refused(tmp_path):
 
 
 def test_a_third_of_all_messages_lost(tmp_path):
-    """30% of the requests and 30% of the replies, for 200 rounds."""
+    """30% of the requests and 30% of the replies, for 200 rounds.
+
+    Of three participants about 1.25 get through a round. So it must end where runs without faults end that have
+    one participant a round: by the few clients' estimates, the constraint settles a little above its bound.
+    """
     plan = seeded(2, {Fault.LOSE_REQUEST: 0.3, Fault.LOSE_REPLY: 0.7 * 0.3})
     transport = Watched.of(PROGRAM, CLIENTS, tmp_path, plan)
     server = Server(transport)
-    objective, constraint = steps(server, transport, 200)
+    objective, constraint = steps(server, transport, 200, tail=50)
     check_model(server, transport.book)
-    plain = Server(Watched.of(PROGRAM, CLIENTS, tmp_path / "plain"))
-    expected = steps(plain, plain.panel.transport, 200)
-    assert constraint <= BOUND
-    assert expected[1] <= BOUND
-    assert objective == pytest.approx(expected[0], rel=0.3)
+    alone = dataclasses.replace(ALGORITHM, participants=1)
+    plain = fs.simulate(alone, PROBLEM, CLIENTS, PARAMS, rounds=200, seeds=6, progress=False).history
+    assert constraint <= plain["minority"][:, -50:].mean(axis=1).max()
+    assert objective <= plain["objective"][:, -50:].mean(axis=1).max() * 1.2
+    assert server.history["answered"][:200].mean() < 1.5
 
 
 def test_a_damaged_state_counts_as_none(tmp_path):

@@ -124,9 +124,9 @@ class Client:
 
     def _update(self, asked: Request, state: State) -> bytes:
         """The message of this round: the one that was made already, or a new one, on disk before it is sent."""
-        memory = state.memory
+        memory, made_of = state.memory, asked.replica.to_bytes(4, "little") + asked.payload
         if state.sent is not None:
-            if (state.sent.round, state.sent.direction) == (asked.round, asked.payload):
+            if (state.sent.round, state.sent.made_of) == (asked.round, made_of):
                 return state.sent.message
             memory = self._settled(state, state.sent, asked)
         name, kept = self._kept
@@ -139,7 +139,7 @@ class Client:
             after is None or np.isfinite(after).all()
         ):
             raise FrameError("the update has a NaN or an infinite entry")
-        sent = Sent(asked.round, asked.payload, self.program.encode(message), memory)
+        sent = Sent(asked.round, made_of, self.program.encode(message), memory)
         new = dataclasses.replace(state, memory=after, sent=sent)
         self.store.write(new)
         self.state = new

@@ -91,8 +91,9 @@ class Program:
         """A client's own data, checked and ready for the functions below."""
         return jax.tree.map(jnp.asarray, self.task.task.prepare_one(data, self.params))
 
-    def sample(self, at: At, clients: int) -> list[int]:
-        return [int(i) for i in _sample(self.algorithm, at, clients)]
+    def sample(self, at: At, clients: int, again: int = 0) -> list[int]:
+        """The participants of a round; others, where it is done again because too few of the first answered."""
+        return [int(i) for i in _sample(self.algorithm, at, clients, again)]
 
     def measure(self, w: np.ndarray, data: Any, at: At) -> tuple[Any, Any]:
         statistics, kept = _measure(self.algorithm, self.task, w, data, at)
@@ -182,9 +183,10 @@ def _numpy(tree: Any) -> Any:
     return jax.tree.map(np.asarray, tree)
 
 
-@functools.partial(jax.jit, static_argnames="clients")
-def _sample(algorithm: FedSGM, at: At, clients: int) -> jax.Array:
-    return algorithm.sample(at.keys.sampling, clients)
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _sample(algorithm: FedSGM, at: At, clients: int, again: int) -> jax.Array:
+    key = at.keys.sampling
+    return algorithm.sample(jax.random.fold_in(key, again) if again else key, clients)
 
 
 @jax.jit

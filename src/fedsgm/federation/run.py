@@ -6,7 +6,7 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,23 +75,26 @@ class Run:
         t, at = self.round, At.of(self.seed, self.round)
         w: Any = self.model.replica
         self.panel.up = self.panel.down = 0
-        who = self.program.sample(at, len(self.accounts))
         missing = set(self._everybody) if self._evaluates(t) else set()  # whose true values are not known yet
         evaluations: dict[int, Any] = {}
-        for _ in range(TRIES):
+        for again in range(TRIES):
+            who = self.program.sample(at, len(self.accounts), again)
             kinds = dict.fromkeys(missing, Kind.EVALUATE)
             kinds |= {c: Kind.MEASURE_AND_EVALUATE if c in missing else Kind.MEASURE for c in who}
             reports, reasons = self._measure(kinds, who)
             evaluations |= {c: reports[c].evaluations[0] for c in missing & reports.keys()}
             missing -= evaluations.keys()
             measured = [client for client in who if client in reports]
+            updates: dict[int, Update] = {}
+            answered: Collection[int] = measured
             if len(measured) >= self.min_participants:
                 statistics = [reports[client].statistics for client in measured]
                 direction, rule, seen = self.program.decide(self.rule, statistics, at)
                 updates, why = self._update(measured, direction)
-                reasons |= why
-                if len(updates) >= self.min_participants:
-                    break
+                answered, reasons = updates, reasons | why
+            self._leave_out([client for client in who if client not in answered], reasons)
+            if len(updates) >= self.min_participants:
+                break
             self.panel.attempt += 1  # another try may have another direction: what is late of this one must not count
             self.save()
         else:
@@ -101,7 +104,9 @@ class Run:
 
         if evaluations:
             self._record_values(t - 1, evaluations)
-        self._settle(t, who, updates, reasons)
+        for client in updates:
+            self.accounts[client].used = t
+            self.accounts[client].answered += 1
         total = self.average_weight + direction.objective
         share = direction.objective / (total if total > 0 else np.float32(1))
         self.average, self.average_weight = self.average + share * (w - self.average), total
@@ -131,6 +136,8 @@ class Run:
                 break
         if len(evaluations) < self.min_participants:
             raise self._too_few(list(self._everybody), reasons)
+        for client in set(self._everybody) - evaluations.keys():
+            log.warning("at the end %s is not measured: %s", self.accounts[client].name, reasons[client])
         found = {
             model.tobytes(): self.program.summarise([each[i] for each in evaluations.values()])[0]
             for i, model in enumerate(models)
@@ -181,16 +188,12 @@ class Run:
             f"({told}); the run stops here, {then}"
         )
 
-    def _settle(self, t: int, who: list[int], updates: dict[int, Update], reasons: Reasons) -> None:
-        """Each participant's account of the round."""
-        for client in who:
+    def _leave_out(self, clients: Iterable[int], reasons: Reasons) -> None:
+        """Name them in the log and count them in their accounts."""
+        for client in clients:
             account = self.accounts[client]
-            if client in updates:
-                account.used = t
-                account.answered += 1
-            else:
-                account.leave_out(reasons[client])
-                log.warning("round %d: %s is left out: %s", t, account.name, reasons[client])
+            account.leave_out(reasons[client])
+            log.warning("round %d: %s is left out: %s", self.round, account.name, reasons[client])
 
     def _record_values(self, row: int, evaluations: dict[int, Any]) -> None:
         """The true values of the present model, which ``row`` produced; it may be the best feasible one so far."""

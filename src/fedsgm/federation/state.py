@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Sent:
-    """The last message: when and for which direction it was made, and the memory before it."""
+    """The last message: when it was made and of what, model and direction, and the memory before it."""
 
     round: int
-    direction: bytes
+    made_of: bytes
     message: bytes
     before: np.ndarray | None
 
@@ -67,7 +67,7 @@ class Store:
         arrays = {"replica": state.replica}
         sent = state.sent
         if sent is not None:
-            arrays |= {"direction": _as_array(sent.direction), "message": _as_array(sent.message)}
+            arrays |= {"made_of": _as_array(sent.made_of), "message": _as_array(sent.message)}
         if state.memory is not None:
             arrays["memory"] = state.memory
         if sent is not None and sent.before is not None:
@@ -88,7 +88,7 @@ class Store:
         round = numbers.pop("sent")
         sent = None
         if round != NOTHING:
-            sent = Sent(round, arrays["direction"].tobytes(), arrays["message"].tobytes(), arrays.get("before"))
+            sent = Sent(round, arrays["made_of"].tobytes(), arrays["message"].tobytes(), arrays.get("before"))
         return State(version=saved.round, replica=arrays["replica"], memory=arrays.get("memory"), sent=sent, **numbers)
 
 
