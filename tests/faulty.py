@@ -13,7 +13,7 @@ import fedsgm as fs
 from fedsgm.federation import Experiment
 from fedsgm.tasks import neyman_pearson as task
 
-CLIENTS = 3
+CLIENTS = 2
 me = {}
 
 
