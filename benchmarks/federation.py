@@ -11,6 +11,7 @@ client gets the whole model, are not counted.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
 import os
 import platform
@@ -100,8 +101,26 @@ def rounds_of(folder: Path) -> int:
     return max((int(path.stem.partition("-")[2]) for path in folder.glob("round-*.ckpt")), default=0)
 
 
-def measure(kind: str, rounds: int) -> tuple[list[float], float, float]:
-    """Seconds of rounds in the steady state, and bytes up and down of a client and round."""
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Of a round: seconds, CPU seconds of all processes, bytes up and down for a client."""
+
+    seconds: float
+    cpu: float
+    up: float
+    down: float
+
+
+def used(mark: str) -> float:
+    """CPU seconds that a federation's processes have taken."""
+    from fedsgm.federation.local import marked
+
+    times = [process.cpu_times() for process in marked(mark)]
+    return sum(taken.user + taken.system for taken in times)
+
+
+def measure(kind: str, rounds: int) -> Cost:
+    """Run a job, and see what its rounds cost."""
     from fedsgm.federation import kits
     from fedsgm.federation.local import LocalFederation
     from fedsgm.federation.submit import Job, submit
@@ -122,12 +141,17 @@ def measure(kind: str, rounds: int) -> tuple[list[float], float, float]:
             files=[Path(__file__)],
         )
         state = federation.state / federation.server / kind
-        seen: dict[int, tuple[float, int, int]] = {}
+        times: dict[int, float] = {}
+        ends: list[tuple[int, float, int, int]] = []
         over = threading.Event()
 
         def watch() -> None:
             while not over.is_set():
-                seen.setdefault(rounds_of(state), (time.perf_counter(), relay.up, relay.down))
+                done = rounds_of(state)
+                if FIRST <= done < rounds and done not in times:
+                    times[done] = time.perf_counter()
+                    if not ends or done == rounds - 1:
+                        ends.append((done, used(federation.mark), relay.up, relay.down))
                 time.sleep(0.002)
 
         watcher = threading.Thread(target=watch)
@@ -137,14 +161,11 @@ def measure(kind: str, rounds: int) -> tuple[list[float], float, float]:
         finally:
             over.set()
             watcher.join()
-    steady = sorted(done for done in seen if FIRST <= done < rounds)
-    marks = [seen[done] for done in steady]
-    seconds = [
-        (after[0] - before[0]) / (later - earlier)
-        for earlier, later, before, after in zip(steady, steady[1:], marks, marks[1:], strict=False)
-    ]
-    count = (steady[-1] - steady[0]) * CLIENTS
-    return seconds, (marks[-1][1] - marks[0][1]) / count, (marks[-1][2] - marks[0][2]) / count
+    took = [times[done + 1] - times[done] for done in times if done + 1 in times]
+    first, *rest = zip(*ends, strict=True)
+    count = first[-1] - first[0]
+    cpu, up, down = (end[-1] - end[0] for end in rest)
+    return Cost(statistics.median(took), cpu / count, up / count / CLIENTS, down / count / CLIENTS)
 
 
 def met(reached: bool) -> str:
@@ -154,19 +175,20 @@ def met(reached: bool) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    many, few = (60, 10) if parser.parse_args().quick else (300, 20)
+    many, few = (40, 8) if parser.parse_args().quick else (150, 12)
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "numpy", "nvflare"))
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; Python {platform.python_version()}, {versions}")
-    seconds, up, down = measure("small", many)
-    took = statistics.median(seconds)
-    print(f"\n{CLIENTS} clients, d = 31, a round: {took:.3f} s, < {SECONDS} s {met(took < SECONDS)}")
-    print(f"  {up / 1e3:.1f} kB up and {down / 1e3:.1f} kB down for a client")
+    small = measure("small", many)
+    print(f"\n{CLIENTS} clients, d = 31, a round: {small.seconds:.3f} s, < {SECONDS} s {met(small.seconds < SECONDS)}")
+    print(f"  {small.cpu:.3f} CPU-s; {small.up / 1e3:.1f} kB up and {small.down / 1e3:.1f} kB down for a client")
     sparse, dense = measure("top", few), measure("dense", few)
     print(f"\n{CLIENTS} clients, d = {LARGE:,}, bytes at the socket for a client and round")
-    for way, mine, whole in (("up", sparse[1], dense[1]), ("down", sparse[2], dense[2])):
+    for way in ("up", "down"):
+        mine, whole = getattr(sparse, way), getattr(dense, way)
         verdict = f"{whole / mine:.1f}x fewer, >= {TIMES:g}x {met(whole / mine >= TIMES)}"
         print(f"  {way:5}{mine / 1e3:9.1f} kB, dense {whole / 1e3:9.1f} kB: {verdict}")
-    print(f"  {statistics.median(sparse[0]):.2f} s a round, dense {statistics.median(dense[0]):.2f} s")
+    for name, cost in (("sparse", sparse), ("dense", dense)):
+        print(f"  {name}: {cost.seconds:.2f} s and {cost.cpu:.2f} CPU-s a round")
 
 
 if __name__ == "__main__":
