@@ -173,6 +173,19 @@ def test_a_client_catches_up_by_broadcasts_or_by_the_whole_model(tmp_path):
     check_books(server, transport)
 
 
+def test_a_model_that_differs_is_replaced_by_the_whole(tmp_path):
+    """Nobody is left out for it, and no answer is built on it."""
+    transport = Watched.of(PROGRAM, CLIENTS, tmp_path)
+    server = Server(transport, evaluate_every=1)
+    server.step()
+    server.step()
+    for client in transport.processes.values():
+        client.state = dataclasses.replace(client.state, replica=client.state.replica + np.float32(1e-3))
+    server.step()
+    assert server.history["answered"][2] == 3
+    check_books(server, transport)
+
+
 def test_another_program_is_refused_with_what_to_do(tmp_path, caplog):
     other = Program.of(dataclasses.replace(ALGORITHM, step_size=0.2), PROBLEM, PARAMS)
     assert other.fingerprint != PROGRAM.fingerprint
