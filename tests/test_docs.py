@@ -112,3 +112,12 @@ def test_pictures_of_the_docs_are_there():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} points at {target}"
+
+
+def test_the_results_in_the_readme_are_those_of_the_page():
+    table = (ROOT / "README.md").read_text().partition("<!-- results -->")[2].partition("<!-- end of results -->")[0]
+    page = (ROOT / "docs" / "results.md").read_text()
+    rows = [line.split(" | ")[-2:] for line in table.splitlines() if line.startswith("|")][2:]
+    numbers = re.findall(r"\d+ of \d+|\d+\.\d+", " ".join(cell for row in rows for cell in row))
+    assert len(numbers) >= 2 * len(rows) - 1
+    assert not [number for number in numbers if number not in page]

@@ -14,6 +14,7 @@ from federated import ALGORITHM, CLIENTS, PARAMS, PROBLEM, PROGRAM, TEST, Server
 from fedsgm.cli import app
 from fedsgm.federation import Client, Failure, Program, federate
 from fedsgm.federation.inprocess import Fault, InProcess
+from fedsgm.federation.program import At
 from fedsgm.federation.protocol import FrameError, Kind, Reply, Request, pack, unpack
 from test_simulate import EVERYTHING
 
@@ -170,6 +171,19 @@ def test_a_client_catches_up_by_broadcasts_or_by_the_whole_model(tmp_path):
                 assert sum(map(len, parts)) < len(server.model.whole)
     assert {1, 2} <= kinds[False]
     assert max(kinds[False]) < max(kinds[True])
+    check_books(server, transport)
+
+
+def test_a_model_that_differs_is_replaced_by_the_whole(tmp_path):
+    """Nobody is left out for it, and no answer is built on it."""
+    transport = Watched.of(PROGRAM, CLIENTS, tmp_path)
+    server = Server(transport, evaluate_every=1)
+    server.step()
+    server.step()
+    client = transport.processes[f"client-{PROGRAM.sample(At.of(0, 2), 5)[0]}"]
+    client.state = dataclasses.replace(client.state, replica=client.state.replica + np.float32(1e-3))
+    server.step()
+    assert server.history["answered"][2] == 3
     check_books(server, transport)
 
 

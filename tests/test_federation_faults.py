@@ -80,6 +80,8 @@ def test_a_fault_that_strikes_again_and_again(tmp_path, fault):
         assert left_out == 0, "nobody need be left out for that"
     else:
         assert left_out > 10, "the fault must strike"
+    if fault in (Fault.LATE_REPLY, Fault.REPLY_TWICE):
+        assert any("an answer to another request" in account.left_out for account in server.accounts)
     if fault != Fault.DELETE_STATE:
         check_model(server, transport.book)
 

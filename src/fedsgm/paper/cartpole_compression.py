@@ -75,12 +75,14 @@ def _claim(rule: str, row: str, result: Result) -> Claim:
     reward, cost = cartpole.at(result, 500)
     wanted = PAPER[row][1][0]
     measured = f"mean reward {reward.mean():.1f} (paper {wanted}), mean cost {cost.mean():.1f} (budget 30)"
+    says = f"{row}, {rule}: at the end as good as the paper's, within the budget"
     holds = reward.mean() >= wanted and cost.mean() <= cartpole.BUDGET
     if row == "no compression":
+        says = f"{row}, {rule}: nine seeds in ten have learnt it within the budget"
         good = _good(result)
         measured += f"; {good.sum()} of {len(good)} seeds with reward at least {LEARNT:g} within the budget, 90% wanted"
         holds = good.mean() >= 0.9
-    return Claim(f"{row}, {rule}: at the end as good as the paper's, within the budget", measured, bool(holds))
+    return Claim(says, measured, bool(holds))
 
 
 def _picture(lines: Mapping[tuple[str, str], Result], scale: Scale) -> Any:
@@ -88,7 +90,7 @@ def _picture(lines: Mapping[tuple[str, str], Result], scale: Scale) -> Any:
     from matplotlib.figure import Figure
 
     rules = list(dict.fromkeys(rule for rule, _ in lines))
-    figure = Figure(figsize=(5.2 * len(rules), 4.6), layout="constrained")
+    figure = Figure(figsize=(1.6 + 5.2 * len(rules), 4.6), layout="constrained")
     axes = figure.subplots(1, len(rules), squeeze=False, sharex=True, sharey=True)[0]
     for axis, rule in zip(axes, rules, strict=True):
         for colour, row in zip(COLOURS, PAPER, strict=False):
@@ -101,7 +103,8 @@ def _picture(lines: Mapping[tuple[str, str], Result], scale: Scale) -> Any:
         axis.set(title=rule, xlabel="reward at the end (stars: the paper's means)", xlim=(0, 205))
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("cost at the end")
-    axes[0].legend(fontsize=8, frameon=False, loc="lower left")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=9, frameon=False, loc="outside right center")
     figure.suptitle(
         f"{mark(scale)}a point a seed, after {next(iter(lines.values())).settings['rounds']} rounds", fontsize=10
     )

@@ -34,18 +34,23 @@ def _ipp_conex(step: float) -> IPPConEx:
     return IPPConEx(0.1, primal_scale=scale, dual_scale=2.0, offset=_OFFSET, local_steps=LOCAL_STEPS, batch_size=BATCH)
 
 
-LINES = [
-    Line("FedSGM, hard", _federated(Hard()), steps=STEPS),
-    Line("FedSGM, soft", _federated(Soft(BETA)), steps=STEPS),
-    *(Line(f"penalty FedAvg, rho {rho:g}", _federated(Penalty(rho)), steps=STEPS) for rho in WEIGHTS),
-    Line("centralised, hard", _centralised(Hard()), centralised=True, steps=STEPS),
-    Line("centralised, soft", _centralised(Soft(BETA)), centralised=True, steps=STEPS),
-    *(
-        Line(f"centralised penalty, rho {rho:g}", _centralised(Penalty(rho)), centralised=True, steps=STEPS)
-        for rho in WEIGHTS
-    ),
-    Line("IPP-ConEx, centralised", _ipp_conex, centralised=True, steps=STEPS),
-]
+def lines(scale: Scale) -> list[Line]:
+    weights = scale.of(WEIGHTS, (1.0,))
+    federated = {
+        "FedSGM, hard": _federated(Hard()),
+        "FedSGM, soft": _federated(Soft(BETA)),
+        **{f"penalty FedAvg, rho {rho:g}": _federated(Penalty(rho)) for rho in weights},
+    }
+    centralised = {
+        "centralised, hard": _centralised(Hard()),
+        "centralised, soft": _centralised(Soft(BETA)),
+        **{f"centralised penalty, rho {rho:g}": _centralised(Penalty(rho)) for rho in weights},
+        "IPP-ConEx, centralised": _ipp_conex,
+    }
+    return [
+        *(Line(label, algorithm, steps=STEPS) for label, algorithm in federated.items()),
+        *(Line(label, algorithm, centralised=True, steps=STEPS) for label, algorithm in centralised.items()),
+    ]
 
 
 def data(scale: Scale) -> Data:
@@ -54,7 +59,7 @@ def data(scale: Scale) -> Data:
         functools.partial(_load, scale.adult),
         splits=1,
         seeds=scale.of(5, 2),
-        rounds=scale.of(500, 100),
+        rounds=scale.of(500, 60),
         local_steps=LOCAL_STEPS,
         every=10,
     )
@@ -71,11 +76,11 @@ def _dealt(folder: Path | None, split: int) -> Any:
 
 
 def runs(scale: Scale) -> list[Run]:
-    return [run for line in LINES for run in line.runs(data(scale), scale)]
+    return [run for line in lines(scale) for run in line.runs(data(scale), scale)]
 
 
 def findings(results: Mapping[str, Result], scale: Scale) -> Findings:
-    tuned = {line.label: line.tuned(data(scale), results, scale) for line in LINES}
+    tuned = {line.label: line.tuned(data(scale), results, scale) for line in lines(scale)}
     penalty = _best([line for label, line in tuned.items() if label.startswith("penalty")])
     central_penalty = _best([line for label, line in tuned.items() if label.startswith("centralised penalty")])
     hard, soft = tuned["FedSGM, hard"], tuned["FedSGM, soft"]
