@@ -37,9 +37,13 @@ def until(happened, what):
     return found
 
 
+# What was started in the background of a shell ignores Ctrl-C, and so would the command that the tests interrupt.
+HEEDING = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
+
+
 def fedsgm(*arguments, cwd=None, **environment):
     return subprocess.Popen(
-        [sys.executable, "-m", "fedsgm", *map(str, arguments)],
+        [sys.executable, "-c", HEEDING, sys.executable, "-m", "fedsgm", *map(str, arguments)],
         cwd=cwd,
         env=os.environ | environment,
         stdout=subprocess.PIPE,
