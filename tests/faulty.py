@@ -1,6 +1,7 @@
 """What the tests of a real federation run: Neyman-Pearson, with code on the clients that does harm when it is told to.
 
-A file ``exit-NAME`` or ``hang-NAME`` in the folder makes the client of that name end its process, or hang, once.
+A file ``exit-NAME`` or ``hang-NAME`` in the folder makes the client of that name end its process, or hang, once; while
+there is a file ``wait-NAME``, it waits.
 """
 
 import os
@@ -27,6 +28,8 @@ def harm(_):
         if kind == "exit":
             os._exit(7)
         time.sleep(600)
+    while me and (Path(me["folder"]) / f"wait-{me['name']}").exists():
+        time.sleep(0.05)
 
 
 def loss(params, example):
