@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 import fedsgm as fs
-from fedsgm import cli
 from fedsgm.federation import kits, rehearsal
 from fedsgm.federation.experiment import find
 from fedsgm.federation.submit import Job
 from fedsgm.flags import RunFlags
 from fedsgm.result import describe
+from fedsgm.setups import SETUPS
 from fedsgm.tasks import neyman_pearson
 from test_cli import call
 
@@ -120,7 +120,7 @@ def test_a_task_of_the_command_line_is_the_same_in_a_federation():
     own = {"clients": 3, "hidden": "8", "steps": 20, "environments": 2}
     settings = {"task": "cartpole", "own": own, "flags": RunFlags(beta=0.3, participants=2, rounds=7).settings()}
     stated = rehearsal.experiment(**json.loads(json.dumps(settings)), timeout=5.0)
-    problem, _, params, _ = cli.SETUPS["cartpole"](**own)
+    problem, _, params, _ = SETUPS["cartpole"](**own)
     assert describe(stated.problem) == describe(problem)
     assert (stated.rounds, stated.timeout, stated.algorithm.participants) == (7, 5.0, 2)
     assert stated.algorithm.rule == fs.Soft(0.3)

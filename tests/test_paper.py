@@ -50,7 +50,12 @@ def made_up(run, rng, *, objective=None, constraint=None):
     history["violation"] = history[name] - np.float32(bound)
     if on_cartpole:
         history["reward"] = drawn(None, 150.0)
-    ends = {key: np.repeat(values[None, :, -1], 3, axis=0) for key, values in history.items() if key != "violation"}
+        history["estimate"] = rng.uniform(20, 80, shape).astype(np.float32)
+    ends = {
+        key: np.repeat(values[None, :, -1], 3, axis=0)
+        for key, values in history.items()
+        if key not in ("violation", "estimate")
+    }
     return fs.Result(
         history=history,
         last={},

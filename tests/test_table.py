@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -364,7 +365,6 @@ def test_one_column_by_hand():
 
 def test_the_table_of_the_docs_is_read_as_it_is_written(tmp_path):
     """A round trip through pandas, by CSV and by Parquet."""
-    pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"n": [1.5, None, 3.0], "t": ["a", None, "é b"], "ok": [True, False, True]})
     frame.to_csv(tmp_path / "t.csv", index=False)
     frame.astype({"t": "category"}).to_parquet(tmp_path / "t.parquet")

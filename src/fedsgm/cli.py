@@ -28,6 +28,7 @@ from fedsgm.flags import (
     value_types,
 )
 from fedsgm.grammar import OF_CLASS, OF_GROUPS
+from fedsgm.setups import SETUPS, Setup, widths
 
 app = typer.Typer(
     add_completion=False,
@@ -70,77 +71,67 @@ def _stop(message: str, code: int) -> None:
     sys.exit(code)
 
 
-Setup = Callable[..., tuple[Any, Any, Any, Any]]
-SETUPS: dict[str, Setup] = {}
 _NOT_FEDERATED = ("seeds", "debug", "checkpoint_every", "centralized")
 _IPP_CONEX = ("proximal", "primal_scale", "offset", "dual_scale", "inner_steps")
 
 
 def _task(
     name: str, *, without: tuple[str, ...] = (), also: Callable[..., None] | None = None, **defaults: Any
-) -> Callable[[Setup], Setup]:
-    """Make commands of a function that gives the problem, clients, parameters and test data.
+) -> None:
+    """Make ``run NAME``, ``sweep NAME`` and ``federate local NAME`` of an experiment."""
+    setup = SETUPS[name]
 
-    They are ``run NAME``, ``sweep NAME`` and ``federate local NAME``.
-    """
+    def run_one(flags: RunFlags, **own: Any) -> int:
+        render = own.pop("render", None)
+        if render is not None and render.suffix != ".gif":
+            raise SettingError(f"--render {render}: the name of a moving picture must end in .gif")
+        problem, clients, params, test = setup(**own)
+        result = flags.simulate(problem, clients, params, test)
+        print(result.verdict(), flush=True)
+        _save(result, flags.out, f"run {name}", _plain(own) | flags.settings())
+        if render is not None:
+            _render(problem, result, render)
+        return 3 if flags.require_feasible and not result.feasible.all() else 0
 
-    def decorate(setup: Setup) -> Setup:
-        SETUPS[name] = setup
+    def sweep_all(flags: RunFlags, vary: list[str] | None, resume: bool, **own: Any) -> int:
+        return _sweep(flags, vary or [], resume, setup, own)
 
-        def run_one(flags: RunFlags, **own: Any) -> int:
-            render = own.pop("render", None)
-            if render is not None and render.suffix != ".gif":
-                raise SettingError(f"--render {render}: the name of a moving picture must end in .gif")
-            problem, clients, params, test = setup(**own)
-            result = flags.simulate(problem, clients, params, test)
-            print(result.verdict(), flush=True)
-            _save(result, flags.out, f"run {name}", _plain(own) | flags.settings())
-            if render is not None:
-                _render(problem, result, render)
-            return 3 if flags.require_feasible and not result.feasible.all() else 0
+    def federate_one(flags: RunFlags, port: int, timeout: float, min_participants: int, **own: Any) -> int:
+        from fedsgm.federation import rehearsal
 
-        def sweep_all(flags: RunFlags, vary: list[str] | None, resume: bool, **own: Any) -> int:
-            return _sweep(flags, vary or [], resume, setup, own)
+        given = _plain({key: value.resolve() if isinstance(value, Path) else value for key, value in own.items()})
+        limits = {"timeout": timeout, "min_participants": min_participants}
+        result = rehearsal.run(name, given, flags, port=port, **limits)
+        print(result.verdict(), flush=True)
+        unknown = _NOT_FEDERATED + _IPP_CONEX
+        settings = {key: value for key, value in flags.settings().items() if key not in unknown}
+        _save(result, flags.out, f"federate local {name}", given | limits | settings)
+        return 3 if flags.require_feasible and not result.feasible.all() else 0
 
-        def federate_one(flags: RunFlags, port: int, timeout: float, min_participants: int, **own: Any) -> int:
-            from fedsgm.federation import rehearsal
-
-            given = _plain({key: value.resolve() if isinstance(value, Path) else value for key, value in own.items()})
-            limits = {"timeout": timeout, "min_participants": min_participants}
-            result = rehearsal.run(name, given, flags, port=port, **limits)
-            print(result.verdict(), flush=True)
-            unknown = _NOT_FEDERATED + _IPP_CONEX
-            settings = {key: value for key, value in flags.settings().items() if key not in unknown}
-            _save(result, flags.out, f"federate local {name}", given | limits | settings)
-            return 3 if flags.require_feasible and not result.feasible.all() else 0
-
-        parameters = own_parameters(setup)
-        more = own_parameters(also) if also else []
-        run_one.__doc__ = setup.__doc__
-        sweep_all.__doc__ = f"Run {name} for every combination of settings; the best feasible one is named."
-        run.command(name)(command(run_one, [*parameters, *more], defaults | {"out": Path("runs") / name}, without))
-        outside = ("checkpoint", "checkpoint_every", "resume", "debug", "require_feasible")
-        sweep.command(name)(
-            command(
-                sweep_all,
-                [*own_parameters(_sweep_flags), *parameters],
-                defaults | {"out": Path("sweeps") / name},
-                without=outside + without,
-            )
+    parameters = own_parameters(setup)
+    more = own_parameters(also) if also else []
+    run_one.__doc__ = setup.__doc__
+    sweep_all.__doc__ = f"Run {name} for every combination of settings; the best feasible one is named."
+    run.command(name)(command(run_one, [*parameters, *more], defaults | {"out": Path("runs") / name}, without))
+    outside = ("checkpoint", "checkpoint_every", "resume", "debug", "require_feasible")
+    sweep.command(name)(
+        command(
+            sweep_all,
+            [*own_parameters(_sweep_flags), *parameters],
+            defaults | {"out": Path("sweeps") / name},
+            without=outside + without,
         )
-        federate_one.__doc__ = f"Run {name} with a server and every client as a process, over mutual TLS on 127.0.0.1."
-        few = [each.replace(default=5) if each.name == "clients" else each for each in parameters]
-        local.command(name)(
-            command(
-                federate_one,
-                [*few, *own_parameters(_local_flags)],
-                defaults | {"out": Path("runs") / f"federated-{name}", "participants": 0, "seeds": 1},
-                without=_NOT_FEDERATED + _IPP_CONEX + without,
-            )
+    )
+    federate_one.__doc__ = f"Run {name} with a server and every client as a process, over mutual TLS on 127.0.0.1."
+    few = [each.replace(default=5) if each.name == "clients" else each for each in parameters]
+    local.command(name)(
+        command(
+            federate_one,
+            [*few, *own_parameters(_local_flags)],
+            defaults | {"out": Path("runs") / f"federated-{name}", "participants": 0, "seeds": 1},
+            without=_NOT_FEDERATED + _IPP_CONEX + without,
         )
-        return setup
-
-    return decorate
+    )
 
 
 def _local_flags(
@@ -189,59 +180,15 @@ def _sweep(flags: RunFlags, vary: list[str], resume: bool, setup: Setup, own: di
     return 0
 
 
-@_task("neyman-pearson", step_size=0.3, participants=10, uplink="topk:0.1", downlink="topk:0.1", seeds=3)
-def neyman_pearson(
-    bound: Annotated[float, option(panel=PROBLEM, help="Bound on the minority class's loss.")] = 0.05,
-    clients: Annotated[int, option(panel=PROBLEM, help="Clients, n.")] = 20,
-    split: Annotated[int, option(panel=PROBLEM, help="Seed of the train/test split and of the deal to clients.")] = 0,
-) -> tuple[Any, Any, Any, Any]:
-    """Least loss on the majority class with the minority's loss within a bound (breast cancer data).
-
-    The defaults are the paper's experiment. The run folder gets history.parquet, params.safetensors,
-    settings.toml (give it to --config to repeat the run), result.json and history.png.
-    """
-    from fedsgm.tasks import neyman_pearson as task
-
-    dealt, test, params = task.load(clients=clients, split_seed=split)
-    return task.neyman_pearson(bound), dealt, params, test
-
-
-@_task("fair-adult", local_steps=2, participants=5, batch_size=64, seeds=5, evaluate_every=5)
-def fair_adult(
-    bound: Annotated[float, option(panel=PROBLEM, help="Bound on the gap of women's and men's mean scores.")] = 0.05,
-    clients: Annotated[int, option(panel=PROBLEM, help="Clients, n.")] = 10,
-    alpha: Annotated[float, option(panel=PROBLEM, help="Dirichlet parameter: a small one makes clients differ.")] = 2.0,
-    mix: Annotated[
-        str, option(panel=PROBLEM, help="What clients have unequal shares of: label, group or label-group.")
-    ] = "label",
-    gradient: Annotated[
-        str, option(panel=PROBLEM, help="Of the gap: linearized (exact at E = 1) or local (each client its own gap).")
-    ] = "linearized",
-    hidden: Annotated[str, option(panel=PROBLEM, help="Widths of the hidden layers, such as 64 or 64,32.")] = "64",
-    split: Annotated[int, option(panel=PROBLEM, help="Seed of the deal to clients and of the first weights.")] = 0,
-    adult: Annotated[
-        Path | None, option(panel=PROBLEM, help="Folder with adult.data and adult.test; fetched once if not given.")
-    ] = None,
-) -> tuple[Any, Any, Any, Any]:
-    """Least loss on the Adult data with a bounded gap between women and men (demographic parity).
-
-    The defaults are the paper's experiment; the run folder is as for neyman-pearson.
-    """
-    from fedsgm.models import MLP
-    from fedsgm.tasks import fair_classification as task
-
-    model = MLP(_widths(hidden))
-    dealt, test, params = task.load(clients=clients, alpha=alpha, mix=mix, model=model, split_seed=split, path=adult)
-    return task.fair_classification(bound, model=model, gradient=gradient), dealt, params, test
-
-
 def _render_flag(
     render: Annotated[Path | None, option(panel=OUTPUT, help="GIF of an episode of the learnt policy.")] = None,
 ) -> None:
     """The flag that cartpole has of its own beside its settings."""
 
 
-@_task(
+_task("neyman-pearson", step_size=0.3, participants=10, uplink="topk:0.1", downlink="topk:0.1", seeds=3)
+_task("fair-adult", local_steps=2, participants=5, batch_size=64, seeds=5, evaluate_every=5)
+_task(
     "cartpole",
     also=_render_flag,
     step_size=1.0,
@@ -251,50 +198,6 @@ def _render_flag(
     evaluate_every=10,
     without=("batch_size", "constraint_batch_size"),
 )
-def cartpole(
-    clients: Annotated[int, option(panel=PROBLEM, help="Clients, n.")] = 10,
-    lowest_budget: Annotated[float, option(panel=PROBLEM, help="The first client's budget of cost.")] = 25.0,
-    highest_budget: Annotated[float, option(panel=PROBLEM, help="The last client's; the others lie between.")] = 35.0,
-    continuous: Annotated[
-        bool, option("--continuous", panel=PROBLEM, help="A force between -10 and 10 newtons, not left or right.")
-    ] = False,
-    angle: Annotated[float, option(panel=PROBLEM, help="Degrees that the pole may lean without cost.")] = 6.0,
-    integrator: Annotated[str, option(panel=PROBLEM, help="euler or semi-implicit.")] = "euler",
-    horizon: Annotated[int, option(panel=PROBLEM, help="Steps after which an episode ends.")] = 200,
-    hidden: Annotated[str, option(panel=PROBLEM, help="Widths of the policy's hidden layers.")] = "128,128",
-    environments: Annotated[int, option(panel=PROBLEM, help="Environments a client plays side by side.")] = 5,
-    steps: Annotated[int, option(panel=PROBLEM, help="Steps that it plays in each, a round.")] = 200,
-    kl_radius: Annotated[float, option(panel=PROBLEM, help="Trust region of a local step, as a divergence.")] = 0.003,
-    decay: Annotated[bool, option(panel=PROBLEM, help="Shrink the trust region from round to round.")] = True,
-    damping: Annotated[float, option(panel=PROBLEM, help="Added to the Fisher information's diagonal.")] = 0.001,
-    solver: Annotated[str, option(panel=PROBLEM, help="Of the natural gradient: gram (exact) or cg.")] = "gram",
-    line_search: Annotated[
-        bool, option("--line-search", panel=PROBLEM, help="Shorten a step until the surrogate rises.")
-    ] = False,
-    split: Annotated[int, option(panel=PROBLEM, help="Seed of the policy that every run starts from.")] = 0,
-) -> tuple[Any, Any, Any, Any]:
-    """Balance a pole for as long as possible with the cost of forbidden places within the clients' budgets.
-
-    The defaults are the paper's experiment; a centralised run wants --centralized --kl-radius 0.0005.
-    """
-    from fedsgm.tasks import cmdp
-
-    experiment = cmdp.load(
-        clients=clients,
-        budgets=(lowest_budget, highest_budget),
-        environment=cmdp.CartPole(continuous=continuous, angle=angle, integrator=integrator),
-        hidden=_widths(hidden),
-        policy_seed=split,
-        horizon=horizon,
-        environments=environments,
-        steps=steps,
-        radius=kl_radius,
-        damping=damping,
-        solver=solver,
-        line_search=line_search,
-        **{} if decay else {"schedule": None},
-    )
-    return experiment.task, experiment.clients, experiment.params, None
 
 
 def _render(task: Any, result: Any, path: Path) -> None:
@@ -305,13 +208,6 @@ def _render(task: Any, result: Any, path: Path) -> None:
 
     cmdp.render(task, jax.tree.map(lambda a: a[0], result.last), path)
     print(f"Episode: {path}")
-
-
-def _widths(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise SettingError(f"--hidden {text}: write the layers' widths, such as 64 or 64,32") from None
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
@@ -374,7 +270,7 @@ def fit(
     wanted = [grammar.parse(text) for text in constraint or []]
     if hidden is not None and model is ModelName.logistic:
         raise SettingError(f"--hidden {hidden}: a logistic model has no hidden layers; add --model mlp")
-    net = MLP(_widths(hidden or "64") if model is ModelName.mlp else ())
+    net = MLP(widths(hidden or "64") if model is ModelName.mlp else ())
     prepared = tabular.prepare(
         read_table(table),
         target=target,

@@ -9,6 +9,7 @@ from fedsgm.data.clients import Clients
 from fedsgm.errors import CheckpointError, SettingError
 from fedsgm.federation.experiment import Experiment
 from fedsgm.flags import RuleName, RunFlags, own_parameters, value_types
+from fedsgm.setups import SETUPS
 
 RUN = "local"
 _HERE = "fedsgm.federation.rehearsal"
@@ -78,8 +79,6 @@ def run(task: str, own: dict[str, Any], flags: RunFlags, *, port: int, **limits:
 
 
 def _set_up(task: str, own: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
-    from fedsgm.cli import SETUPS
-
     setup = SETUPS[task]
     kinds = value_types(own_parameters(setup))
     return setup(**{name: kinds[name](value) if isinstance(value, str) else value for name, value in own.items()})

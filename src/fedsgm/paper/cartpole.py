@@ -9,7 +9,8 @@ import numpy as np
 
 from fedsgm.algorithm import FedSGM
 from fedsgm.compression import Identity, Quantize, TopK
-from fedsgm.paper.lines import COLOURS, draw, mark
+from fedsgm.paper import lines
+from fedsgm.paper.lines import Curve, Look
 from fedsgm.paper.study import Run, Scale, Table
 from fedsgm.result import RECENT, Result
 from fedsgm.rules import Hard, Rule, Soft
@@ -96,27 +97,24 @@ def over_budget(result: Result) -> np.ndarray:
     return (result.history["violation"][:, -recent:] > 0).mean(axis=1)
 
 
-def picture(columns: Mapping[str, Mapping[str, Result]], scale: Scale) -> Any:
-    """A column for each group of runs: the reward above, the cost with its budget below; bands of 0.2 deviations."""
-    from matplotlib.figure import Figure
+_LOOK = Look(
+    "reward of an episode",
+    "cost of an episode",
+    ("budget", BUDGET),
+    highest=2.5 * BUDGET,
+    above_axis={"ylim": (0, 205)},
+    spread=0.2,
+    title="mean and 0.2 standard deviations over seeds",
+)
 
-    figure = Figure(figsize=(5.2 * len(columns), 6.4), layout="constrained")
-    axes = figure.subplots(2, len(columns), squeeze=False, sharex=True, sharey="row")
-    for column, (title, results) in enumerate(columns.items()):
-        top, bottom = axes[:, column]
-        for i, (label, result) in enumerate(results.items()):
-            style: dict[str, Any] = {"every": EVERY, "dashed": "centralised" in label, "spread": 0.2}
-            for axis, name in ((top, "reward"), (bottom, "cost")):
-                measured = result.history[name][:, result.evaluated()]
-                draw(axis, measured, label, COLOURS[i % len(COLOURS)], **style)
-        top.set(title=title, ylim=(0, 205))
-        bottom.set(xlabel="round", ylim=(0, 2.5 * BUDGET))
-        bottom.axhline(BUDGET, color="red", linestyle=":", linewidth=1.8, label=f"budget {BUDGET:g}")
-        if column == 0:
-            top.set_ylabel("reward of an episode")
-            bottom.set_ylabel("cost of an episode")
-        bottom.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
-        for axis in (top, bottom):
-            axis.grid(alpha=0.25)
-    figure.suptitle(f"{mark(scale)}mean and 0.2 standard deviations over seeds", fontsize=10)
-    return figure
+
+def picture(columns: Mapping[str, Mapping[str, Result]], scale: Scale) -> Any:
+    """The reward above, the cost with its budget below, with the paper's bands."""
+    return lines.picture(
+        {title: [_curve(*named) for named in results.items()] for title, results in columns.items()}, _LOOK, scale
+    )
+
+
+def _curve(label: str, result: Result) -> Curve:
+    reward, cost = (result.history[name][:, result.evaluated()] for name in ("reward", "cost"))
+    return Curve(label, reward, cost, EVERY, dashed="centralised" in label)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedsgm.algorithm import FedSGM
 from fedsgm.baselines import IPPConEx
-from fedsgm.paper.lines import Data, Line, Tuned, by_seed, compared, panels, summary
+from fedsgm.paper.lines import Data, Line, best, by_seed, compared, panels, summary
 from fedsgm.paper.study import Findings, Run, Scale, Study
 from fedsgm.result import Result
 from fedsgm.rules import Hard, Penalty, Rule, Soft
@@ -81,8 +81,8 @@ def runs(scale: Scale) -> list[Run]:
 
 def findings(results: Mapping[str, Result], scale: Scale) -> Findings:
     tuned = {line.label: line.tuned(data(scale), results, scale) for line in lines(scale)}
-    penalty = _best([line for label, line in tuned.items() if label.startswith("penalty")])
-    central_penalty = _best([line for label, line in tuned.items() if label.startswith("centralised penalty")])
+    penalty = best([line for label, line in tuned.items() if label.startswith("penalty")])
+    central_penalty = best([line for label, line in tuned.items() if label.startswith("centralised penalty")])
     hard, soft = tuned["FedSGM, hard"], tuned["FedSGM, soft"]
     federated = [hard, soft, penalty]
     centralised = [
@@ -113,28 +113,19 @@ def findings(results: Mapping[str, Result], scale: Scale) -> Findings:
                 (rival.label, rival.swing),
             ),
         ]
-    ipp = tuned["IPP-ConEx, centralised"]
+    *others, ipp = [*federated, *centralised]
+    next_lowest = min(others, key=lambda line: float(line.level.mean()))
     claims.append(
         compared(
             "IPP-ConEx is the most conservative",
             "mean gap of the last 100 rounds",
-            (ipp.label, ipp.constraint[:, ipp.data.recent].mean(axis=1)),
-            _next_lowest(ipp, [*federated, *centralised]),
+            (ipp.label, ipp.level),
+            (next_lowest.label, next_lowest.level),
         )
     )
     shown = {"federated, 5 of 10 clients": federated, "centralised": centralised}
     picture = panels(shown, scale, bound=BOUND, names=("objective: cross-entropy", "constraint: demographic parity"))
     return Findings(picture, [summary(list(tuned.values())), by_seed([*federated, *centralised])], claims, [_NOTE])
-
-
-def _best(lines: Sequence[Tuned]) -> Tuned:
-    """Of the penalty's weights, as a step size is chosen."""
-    return min(lines, key=lambda line: (-int(line.kept.sum()), float(line.settled.mean())))
-
-
-def _next_lowest(but: Tuned, lines: Sequence[Tuned]) -> tuple[str, Any]:
-    gaps = [(line.label, line.constraint[:, line.data.recent].mean(axis=1)) for line in lines if line is not but]
-    return min(gaps, key=lambda gap: float(gap[1].mean()))
 
 
 _NOTE = (

@@ -51,9 +51,8 @@ class Line:
         return [self._run(data, step, split) for step in self._steps(scale) for split in range(data.splits)]
 
     def tuned(self, data: Data, results: Mapping[str, Result], scale: Scale) -> Tuned:
-        """With the step size of most runs within the bound in most of their last rounds, and of the least objective."""
-        tried = [self.at(step, data, results) for step in self._steps(scale)]
-        return min(tried, key=lambda one: (-int(one.kept.sum()), np.nan_to_num(one.settled.mean(), nan=np.inf)))
+        """With the best of its step sizes."""
+        return best([self.at(step, data, results) for step in self._steps(scale)])
 
     def at(self, step: float, data: Data, results: Mapping[str, Result]) -> Tuned:
         """With this step size."""
@@ -125,6 +124,16 @@ class Tuned:
         return self.within > 0.5
 
     @property
+    def kept_splits(self) -> np.ndarray:
+        """Whether the runs of a split are, over all of them, within the bound in most of their last rounds."""
+        return self.within.reshape(len(self.results), -1).mean(axis=1) > 0.5
+
+    @property
+    def level(self) -> np.ndarray:
+        """Every run's mean constraint over the last rounds."""
+        return self.constraint[:, self.data.recent].mean(axis=1)
+
+    @property
     def swing(self) -> np.ndarray:
         """Every run's standard deviation of the constraint over the last rounds."""
         return self.constraint[:, self.data.recent].std(axis=1)
@@ -142,6 +151,11 @@ class Tuned:
 
     def _measured(self, name: str) -> np.ndarray:
         return np.concatenate([result.history[name][:, result.evaluated()] for result in self.results])
+
+
+def best(tried: Sequence[Tuned]) -> Tuned:
+    """The one with most runs within the bound in most of their last rounds, and of those the least objective."""
+    return min(tried, key=lambda one: (-int(one.kept.sum()), np.nan_to_num(one.settled.mean(), nan=np.inf)))
 
 
 def summary(lines: Sequence[Tuned]) -> Table:
@@ -162,7 +176,6 @@ def summary(lines: Sequence[Tuned]) -> Table:
 
 def _row(line: Tuned) -> list[str]:
     recent = line.constraint[:, line.data.recent]
-    splits = line.within.reshape(len(line.results), -1).mean(axis=1) > 0.5
     ends = [
         " / ".join(f"{line.ended(part, name).mean():.4f}" for name in ("objective", line.constraint_name))
         for part in ("train", "test")
@@ -173,7 +186,7 @@ def _row(line: Tuned) -> list[str]:
         f"{line.settled.mean():.4f} ± {line.settled.std():.4f}",
         f"{recent.mean():.4f}",
         f"{line.kept.sum()} of {len(line.kept)}",
-        f"{splits.sum()} of {len(splits)}",
+        f"{line.kept_splits.sum()} of {len(line.kept_splits)}",
         f"{recent.max():.4f}",
         *ends,
     ]
@@ -211,41 +224,75 @@ def compared(says: str, what: str, smaller: tuple[str, np.ndarray], larger: tupl
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:purple", "tab:brown", "tab:pink", "tab:gray", "tab:olive")
 
 
-def draw(
-    axis: Any, values: np.ndarray, label: str, colour: str, *, every: int, dashed: bool = False, spread: float = 1.0
-) -> None:
-    """The mean of [run, measurement] values against rounds, with a band of so many standard deviations."""
-    t = every * np.arange(1, values.shape[1] + 1)
+def _draw(axis: Any, values: np.ndarray, curve: Curve, colour: str, spread: float) -> None:
+    """The mean of the runs against rounds, with a band of so many standard deviations."""
+    t = curve.every * np.arange(1, values.shape[1] + 1)
     mean, deviation = values.mean(axis=0), spread * values.std(axis=0)
-    axis.plot(t, mean, color=colour, linewidth=1.4, linestyle="--" if dashed else "-", label=label)
+    axis.plot(t, mean, color=colour, linewidth=1.4, linestyle="--" if curve.dashed else "-", label=curve.label)
     low = np.maximum(mean - deviation, values.min(axis=0))  # on a log scale, a band below all runs has no end
     axis.fill_between(t, low, mean + deviation, color=colour, alpha=0.15, linewidth=0)
 
 
-def panels(columns: Mapping[str, Sequence[Tuned]], scale: Scale, *, bound: float, names: tuple[str, str]) -> Any:
-    """A column of panels for each group of lines: the objective above, the constraint with its bound below."""
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """A line of a picture: its [run, measurement] values above and below, and the rounds between measurements."""
+
+    label: str
+    above: np.ndarray
+    below: np.ndarray
+    every: int
+    dashed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """How a picture of two rows looks: the names of what is above and below, the line to stay under, and the limits."""
+
+    above: str
+    below: str
+    bound: tuple[str, float]
+    highest: float
+    above_axis: Mapping[str, Any]
+    spread: float
+    title: str
+
+
+def picture(columns: Mapping[str, Sequence[Curve]], look: Look, scale: Scale) -> Any:
+    """A column of two panels for each group of curves; the bound is a red dotted line below."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2 * len(columns), 6.4), layout="constrained")
     axes = figure.subplots(2, len(columns), squeeze=False, sharex=True, sharey="row")
-    for column, (title, lines) in enumerate(columns.items()):
+    word, bound = look.bound
+    for column, (title, curves) in enumerate(columns.items()):
         top, bottom = axes[:, column]
-        for i, line in enumerate(lines):
-            style: dict[str, Any] = {"every": line.data.every, "dashed": line.line.centralised}
-            for axis, values in ((top, line.objective), (bottom, line.constraint)):
-                draw(axis, values, line.label, COLOURS[i % len(COLOURS)], **style)
-        top.set(title=title, yscale="log")
-        bottom.set(xlabel="round", ylim=(0, 3 * bound))
-        bottom.axhline(bound, color="red", linestyle=":", linewidth=1.8, label=f"bound {bound:g}")
-        if column == 0:
-            top.set_ylabel(names[0])
-            bottom.set_ylabel(names[1])
+        for curve, colour in zip(curves, COLOURS, strict=False):
+            for axis, values in ((top, curve.above), (bottom, curve.below)):
+                _draw(axis, values, curve, colour, look.spread)
+        top.set(title=title, **look.above_axis)
+        bottom.set(xlabel="round", ylim=(0, look.highest))
+        bottom.axhline(bound, color="red", linestyle=":", linewidth=1.8, label=f"{word} {bound:g}")
         bottom.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
         for axis in (top, bottom):
             axis.grid(alpha=0.25)
-    runs = len(next(iter(columns.values()))[0].kept)
-    figure.suptitle(f"{mark(scale)}mean and standard deviation over {runs} runs", fontsize=10)
+    axes[0, 0].set_ylabel(look.above)
+    axes[1, 0].set_ylabel(look.below)
+    figure.suptitle(f"{mark(scale)}{look.title}", fontsize=10)
     return figure
+
+
+def panels(columns: Mapping[str, Sequence[Tuned]], scale: Scale, *, bound: float, names: tuple[str, str]) -> Any:
+    """The picture of tuned lines: the objective above, the constraint with its bound below."""
+    runs = len(next(iter(columns.values()))[0].kept)
+    title = f"mean and standard deviation over {runs} runs"
+    look = Look(*names, ("bound", bound), 3 * bound, {"yscale": "log"}, 1.0, title)
+    curves = {
+        name: [
+            Curve(line.label, line.objective, line.constraint, line.data.every, line.line.centralised) for line in lines
+        ]
+        for name, lines in columns.items()
+    }
+    return picture(curves, look, scale)
 
 
 def mark(scale: Scale) -> str:

@@ -17,13 +17,12 @@ LINES = [*(np_task.line(f"beta {beta:g}", Soft(beta)) for beta in BETAS), np_tas
 def findings(results: Mapping[str, Result], scale: Scale) -> Findings:
     tuned = np_task.tuned(LINES, results, scale)
     low, middle, _, high, hard = tuned
-    level = {line.label: line.constraint[:, line.data.recent].mean(axis=1) for line in tuned}
     claims = [
         compared(
             "Beta 20 is more conservative than 40",
             "mean constraint of the last 100 rounds",
-            (low.label, level[low.label]),
-            (middle.label, level[middle.label]),
+            (low.label, low.level),
+            (middle.label, middle.level),
         ),
         compared(
             "Beta 20 is less steady than 40",
@@ -31,7 +30,7 @@ def findings(results: Mapping[str, Result], scale: Scale) -> Findings:
             (middle.label, middle.swing),
             (low.label, low.swing),
         ),
-        _nears(*(float(level[line.label].mean()) for line in (middle, high, hard))),
+        _nears(*(float(line.level.mean()) for line in (middle, high, hard))),
     ]
     return Findings(np_task.picture({"soft switching": tuned}, scale), [summary(tuned), by_seed(tuned)], claims)
 

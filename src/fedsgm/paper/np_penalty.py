@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsgm.paper import neyman_pearson as np_task
-from fedsgm.paper.lines import COLOURS, Tuned, by_seed, compared, mark, summary
+from fedsgm.paper.lines import COLOURS, Tuned, best, by_seed, compared, mark, summary
 from fedsgm.paper.study import Claim, Findings, Scale, Study
 from fedsgm.result import Result
 from fedsgm.rules import Hard, Penalty, Soft
@@ -31,13 +31,13 @@ def findings(results: Mapping[str, Result], scale: Scale) -> Findings:
             (penalties[-1].label, penalties[-1].settled),
         )
     )
-    best = max(penalties, key=lambda line: (int(line.kept.sum()), -float(line.settled.mean())))
+    rival = best(penalties)
     claims.append(
         Claim(
             "No penalty weight does as well as soft switching",
             f"runs within the bound in most of the last 100 rounds, and the objective there: soft {soft.kept.sum()}, "
-            f"{soft.settled.mean():.4f}; {best.label} {best.kept.sum()}, {best.settled.mean():.4f}",
-            bool(best.kept.sum() < soft.kept.sum() or best.settled.mean() > soft.settled.mean()),
+            f"{soft.settled.mean():.4f}; {rival.label} {rival.kept.sum()}, {rival.settled.mean():.4f}",
+            bool(rival.kept.sum() < soft.kept.sum() or rival.settled.mean() > soft.settled.mean()),
         )
     )
     return Findings(_picture(tuned, scale), [summary(tuned), by_seed(tuned)], claims)

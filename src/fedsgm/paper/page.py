@@ -20,7 +20,7 @@ from fedsgm.report import aligned
 _INTRODUCTION = """\
 # {title}
 
-Written by `fedsgm reproduce`; nothing here was typed by hand. {scale}
+Written by `fedsgm reproduce` from the runs it keeps; only the notes in words are a person's. {scale}
 
 A claim of the paper is put as a statistic over seeds. Where two lines are compared, the runs are paired (the same \
 split and seed), and the claim holds if the mean difference is more than two standard errors on its side; with many \
