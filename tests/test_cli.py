@@ -979,6 +979,7 @@ class TestShowRefuses:
     def test_a_picture_of_an_unknown_kind(self, name, base, tmp_path):
         called = call("show", base.folder, "--plot", tmp_path / name)
         assert_one_error(called, 2, re.escape(name), r"\.png", r"\.svg", r"\.pdf")
+        assert called.out == ""
 
 
 def test_an_interrupted_run_ends_quietly(tmp_path, monkeypatch):

@@ -20,8 +20,9 @@ import faulty
 import fedsgm as fs
 from fedsgm.errors import ClientError
 from fedsgm.federation import Program, kits
+from fedsgm.federation.guard import marked
 from fedsgm.federation.inprocess import InProcess
-from fedsgm.federation.local import LocalFederation, marked
+from fedsgm.federation.local import LocalFederation
 from fedsgm.federation.protocol import Kind, Request
 from fedsgm.federation.resident import Resident, Setup
 from fedsgm.tasks import neyman_pearson
@@ -292,14 +293,18 @@ def test_a_federation_takes_the_steps_of_a_simulated_run(tmp_path):
             np.testing.assert_allclose(found.values[part][name], values, rtol=1e-5, atol=2e-6)
 
 
-def test_a_federation_that_fails_or_is_interrupted_leaves_nothing(tmp_path):
+def test_a_federation_that_fails_or_is_interrupted_or_killed_leaves_nothing(tmp_path):
     fails = command(tmp_path / "fails", "--clients", 1, "--min-participants", 2)
-    stops = command(tmp_path / "stops", "--clients", 1)
-    until(lambda: len(left(tmp_path / "stops")[0]) >= 3, "its processes run")
+    stops, dies = (command(tmp_path / name, "--clients", 1) for name in ("stops", "dies"))
+    until(lambda: len(left(tmp_path / "stops")[0]) >= 4, "its processes run")
     stops.send_signal(signal.SIGINT)
     _, err = stops.communicate(timeout=LONG)
     assert stops.returncode == 130, err
     assert left(tmp_path / "stops") == ([], [])
+    until(lambda: len(left(tmp_path / "dies")[0]) >= 4, "its processes run")
+    dies.kill()
+    dies.communicate()
+    until(lambda: left(tmp_path / "dies") == ([], []), "its processes end")
     _, err = fails.communicate(timeout=LONG)
     assert (fails.returncode, err.splitlines()[-1]) == (
         2,

@@ -303,7 +303,7 @@ def canned(swept, alone, monkeypatch):
     return seen
 
 
-VALUES = {"rule": "penalty", "uplink": "topk:0.5", "downlink": "none", "centralized": "true"}
+VALUES = {"rule": "penalty", "ceiling": "0.5", "uplink": "topk:0.5", "downlink": "none", "centralized": "true"}
 
 
 @pytest.mark.parametrize(
@@ -465,9 +465,9 @@ def test_resume_refuses_a_damaged_file(damage, kept):
         ("--vary rounds=few", ("'few' is no value of rounds",)),
         ("--rule hard --vary beta=1,2", ("--vary beta", "hard does not use it")),
         ("--vary rule=hard,ipp-conex --vary rho=1,2", ("--vary rho", "hard, ipp-conex does not use it")),
-        ("--vary step-size=-1", ("step_size=-1.0", "above 0")),
-        ("--vary participants=9", ("participants=9", "4 clients")),
-        ("--vary uplink=zip", ("'zip'", "topk:0.1")),
+        ("--vary step-size=0.1,-1", ("step_size=-1.0", "above 0")),
+        ("--vary participants=2,9", ("participants=9", "4 clients")),
+        ("--vary uplink=none,zip", ("'zip'", "topk:0.1")),
         ("--vary radius=1 --box 1", ("--radius and --box",)),
         ("--vary beta=1 --checkpoint x", ("No such option", "--checkpoint")),
     ],
@@ -667,4 +667,5 @@ def test_compare_refuses(alone, tmp_path):
 def test_compare_refuses_a_picture_of_an_unknown_kind(name, alone, tmp_path):
     called = call("compare", next(iter(alone.values())).folder, "--plot", tmp_path / name)
     assert_one_error(called, 2, re.escape(name), r"\.png", r"\.svg", r"\.pdf")
+    assert called.out == ""
     assert list(tmp_path.iterdir()) == []

@@ -28,7 +28,7 @@ from fedsgm.errors import SettingError
 from fedsgm.layout import Layout
 from fedsgm.problem import Measured, Task
 from fedsgm.rules import Direction, Hard, Rule
-from fedsgm.structs import check_count, check_number, static, struct
+from fedsgm.structs import check_count, check_number, check_participants, static, struct
 
 
 @struct
@@ -140,10 +140,9 @@ class FedSGM:
 
     def sample(self, key: jax.Array, clients: int) -> jax.Array:
         """S_t: m distinct clients, uniformly, in ascending order (line 2)."""
+        check_participants(self.participants, clients)
         if self.participants is None or self.participants == clients:
             return jnp.arange(clients)
-        if self.participants > clients:
-            raise SettingError(f"participants={self.participants}, but there are {clients} clients")
         _, chosen = jax.lax.top_k(jax.random.uniform(key, (clients,)), self.participants)
         return jnp.sort(chosen)
 

@@ -155,6 +155,7 @@ def _sweep_flags(
 def _sweep(flags: RunFlags, vary: list[str], resume: bool, setup: Setup, own: dict[str, Any]) -> int:
     from fedsgm import comparison
     from fedsgm import sweep as sweeps
+    from fedsgm.structs import check_participants
 
     fixed = own | {field.name: getattr(flags, field.name) for field in dataclasses.fields(flags)}
     settings = sweeps.grid(vary, value_types(own_parameters(setup)))
@@ -168,11 +169,18 @@ def _sweep(flags: RunFlags, vary: list[str], resume: bool, setup: Setup, own: di
             raise SettingError(f"--vary {name.replace('_', '-')}: nothing would change, {rules} does not use it")
     distinct = list({sweeps.label(setting): setting for setting in reduced}.values())
 
-    def simulate(setting: dict[str, Any]) -> Any:
+    def prepare(setting: dict[str, Any]) -> tuple[RunFlags, Any]:
         given = fixed | setting | {"progress": False}
         chosen = RunFlags(**{name: value for name, value in given.items() if name not in own})
-        return chosen.simulate(*data(**{name: given[name] for name in own}))
+        return chosen, data(**{name: given[name] for name in own})
 
+    def simulate(setting: dict[str, Any]) -> Any:
+        chosen, experiment = prepare(setting)
+        return chosen.simulate(*experiment)
+
+    for setting in distinct:  # a wrong value is found now, not when its turn comes
+        chosen, (_, clients, params, _) = prepare(setting)
+        check_participants(chosen.algorithm(params).participants, len(clients))
     rows = sweeps.run(distinct, simulate, folder=flags.out, base=base, resume=resume, progress=flags.progress)
     print(f"{comparison.table(comparison.ranked(rows))}\n\n{comparison.best(rows)}", flush=True)
     comparison.plot(rows, flags.out / "sweep.png")
@@ -334,15 +342,17 @@ def show(
 ) -> None:
     """Print a finished run's verdict and draw its picture again."""
     from fedsgm import report
+    from fedsgm.plots import check_format
     from fedsgm.result import Result
 
+    picture = plot or folder / "history.png"
+    check_format(picture)
     result = Result.load(folder)
     print(result.verdict())
     if accounts := report.federation(result):
         print(f"\n{accounts}")
     if table:
         print(f"\n{result.table()}")
-    picture = plot or folder / "history.png"
     result.plot(picture)
     print(f"\nPicture: {picture}")
 
@@ -354,8 +364,10 @@ def compare(
 ) -> None:
     """Print finished runs side by side and draw their course and how they ended."""
     from fedsgm import comparison
+    from fedsgm.plots import check_format
     from fedsgm.result import Result
 
+    check_format(plot)
     results = [Result.load(folder) for folder in folders]
     names = [folder.resolve().name for folder in folders]
     labels = [str(folder) if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)]

@@ -29,7 +29,7 @@ from fedsgm.layout import Layout
 from fedsgm.problem import Problem, Task
 from fedsgm.progress import Progress
 from fedsgm.result import Result, describe
-from fedsgm.structs import check_count, struct
+from fedsgm.structs import check_count, check_participants, struct
 
 _CAPACITY = 128  # rounds that one call of the compiled program can record
 _CHUNK_SECONDS = 0.25  # how long a chunk should take: the bar moves, dispatch costs nothing
@@ -85,8 +85,7 @@ def simulate(
     if seed + (seeds or 1) > 2**32:
         raise SettingError(f"simulate: seed={seed}, but seeds must be below {2**32}")
     n = len(clients)
-    if algorithm.participants is not None and algorithm.participants > n:
-        raise SettingError(f"participants={algorithm.participants}, but there are {n} clients")
+    check_participants(algorithm.participants, n)
     use_compilation_cache()
     layout = Layout.of(params)
     data = problem.prepare(clients, params)

@@ -48,6 +48,12 @@ def struct(cls: type[T]) -> type[T]:
     return made
 
 
+def check_participants(participants: int | None, clients: int) -> None:
+    """Refuse more than there are; None is all of them."""
+    if participants is not None and participants > clients:
+        raise SettingError(f"participants={participants}, but there are {clients} clients")
+
+
 def check_number(
     owner: str,
     name: str,

@@ -28,7 +28,7 @@ from fedsgm.problem import Problem
 from fedsgm.quantities import Mean
 from fedsgm.result import Result
 from fedsgm.rules import Hard, Soft
-from fedsgm.structs import check_count, check_number, static, struct
+from fedsgm.structs import check_count, check_number, check_participants, static, struct
 
 FORMS = ("proof", "statement")
 
@@ -247,8 +247,7 @@ def _check_given(rule: str, given: dict[str, Any], form: str) -> None:
         if given[name] > 1 or (name == "delta" and given[name] == 1):
             limit = "below 1" if name == "delta" else "at most 1"
             raise SettingError(f"guarantee: {name}={given[name]!r}, but it must be above 0 and {limit}")
-    if given["participants"] > given["clients"]:
-        raise SettingError(f"participants={given['participants']}, but there are {given['clients']} clients")
+    check_participants(given["participants"], given["clients"])
 
 
 def noise_radius(sigma: float, participants: int, rounds: int, delta: float) -> float:

@@ -1,7 +1,7 @@
 """A whole federation on this machine: kits, a server and clients as processes of their own, and nothing left behind.
 
 Every process carries a mark in its environment, which its children inherit: whatever becomes of their parents, all of
-them can be found and ended by it.
+them can be found and ended by it. A process beside them does that when this one is killed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,12 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
-
 from fedsgm.errors import FedSGMError, SettingError
-from fedsgm.federation import kits
+from fedsgm.federation import guard, kits
 
-_MARK = "FEDSGM_FEDERATION"
 _RESTARTS = 3
 _LISTEN = 60.0  # seconds that the server has to begin to listen
 
@@ -54,10 +50,13 @@ class LocalFederation:
         self._state = state
         self.folder = Path()
         self.kits: dict[str, Path] = {}
+        self._guard: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> LocalFederation:
         self.folder = Path(tempfile.mkdtemp(prefix="fedsgm-"))
         try:
+            watch = [sys.executable, "-P", guard.__file__, self.mark, str(self.folder)]
+            self._guard = subprocess.Popen(watch, stdin=subprocess.PIPE, start_new_session=True)
             self.kits = kits.provision(kits.project(self.names, server=self.server, port=self.port), self.folder)
             for site in (self.server, *self.names):
                 self._set_up(site)
@@ -99,7 +98,7 @@ class LocalFederation:
         temporary.mkdir(exist_ok=True)
         path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         environment = os.environ | {
-            _MARK: self.mark,
+            guard.MARK: self.mark,
             "FEDSGM_STATE": str(self.state / site),
             "TMPDIR": str(temporary),
             "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in path if entry),
@@ -127,14 +126,11 @@ class LocalFederation:
     def close(self) -> None:
         """End every process of this federation, see that each is gone, and remove the folder."""
         with _undisturbed():
-            while alive := marked(self.mark):
-                for process in alive:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        process.kill()
-                psutil.wait_procs(alive, timeout=1)
+            guard.end(self.mark, str(self.folder))
             for started in self.processes.values():
                 started.wait()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            if self._guard is not None:
+                self._guard.communicate()
 
     def log(self, site: str) -> str:
         """The last lines of what a site's processes said."""
@@ -164,16 +160,6 @@ class LocalFederation:
                 break
             time.sleep(0.05)
         raise FedSGMError(f"the server did not start to listen on port {self.port}; it said: {self.log(self.server)}")
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    """The living processes that carry a mark in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
 
 
 @contextlib.contextmanager

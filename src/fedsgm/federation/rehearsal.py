@@ -10,6 +10,7 @@ from fedsgm.errors import CheckpointError, SettingError
 from fedsgm.federation.experiment import Experiment
 from fedsgm.flags import RuleName, RunFlags, own_parameters, value_types
 from fedsgm.setups import SETUPS
+from fedsgm.structs import check_participants
 
 RUN = "local"
 _HERE = "fedsgm.federation.rehearsal"
@@ -51,9 +52,7 @@ def run(task: str, own: dict[str, Any], flags: RunFlags, *, port: int, **limits:
     settings = {"task": task, "own": own, "flags": flags.settings(), **limits}
     stated = experiment(**settings)
     _, clients, _, _ = _set_up(task, own)
-    participants = stated.algorithm.participants
-    if participants is not None and participants > len(clients):
-        raise SettingError(f"participants={participants}, but there are {len(clients)} clients")
+    check_participants(stated.algorithm.participants, len(clients))
     state = flags.checkpoint and flags.checkpoint.resolve()
     if state and not flags.resume and list(state.glob("*/*/round-*.ckpt")):
         raise CheckpointError(f"{state} holds a checkpoint; add --resume to go on from it, or choose an empty folder")

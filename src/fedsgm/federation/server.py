@@ -25,7 +25,7 @@ from fedsgm.federation.run import Run
 from fedsgm.problem import Problem, Task
 from fedsgm.progress import Progress
 from fedsgm.result import Result, describe
-from fedsgm.structs import check_count, check_number
+from fedsgm.structs import check_count, check_number, check_participants
 
 
 def federate(
@@ -66,9 +66,8 @@ def federate(
     if seed >= 2**32:
         raise SettingError(f"federate: seed={seed}, but seeds must be below {2**32}")
     names = list(transport.clients())
+    check_participants(algorithm.participants, len(names))
     participants = algorithm.participants or len(names)
-    if participants > len(names):
-        raise SettingError(f"participants={participants}, but there are {len(names)} clients")
     if min_participants > participants:
         raise SettingError(f"min_participants={min_participants}, but {participants} clients take part in a round")
     program = Program.of(algorithm, problem, params)
