@@ -8,6 +8,7 @@ import logging
 import tempfile
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,11 +29,11 @@ from federated import (
     check_model,
     true_values,
 )
-from fedsgm.federation import Client, Program
+from fedsgm.federation import Client, Failure, Program
 from fedsgm.federation.inprocess import Fault, InProcess, seeded
 from fedsgm.federation.model import Followed
 from fedsgm.federation.program import At
-from fedsgm.federation.protocol import Kind, Reply, Request, pack
+from fedsgm.federation.protocol import Kind, Reply, Request, pack, unpack
 from fedsgm.federation.run import TRIES
 
 BOUND = 0.05
@@ -201,6 +202,97 @@ def test_a_third_of_all_messages_lost(tmp_path):
     assert constraint <= plain["minority"][:, -50:].mean(axis=1).max()
     assert objective <= plain["objective"][:, -50:].mean(axis=1).max() * 1.2
     assert server.history["answered"][:200].mean() < 1.5
+
+
+class Meddling(InProcess):
+    """Clients whose replies ``meddle(name, request, reply)`` may change, or turn into a failure."""
+
+    def exchange(self, requests, seconds):
+        replies = super().exchange(requests, seconds)
+        return {name: self.meddle(name, Request.decode(requests[name]), reply) for name, reply in replies.items()}
+
+
+def test_the_best_iterate_is_not_one_that_seemed_feasible_without_a_client(tmp_path):
+    """The constraint is about the first client alone; while it is gone, for two rounds, every model seems feasible."""
+    shares = [{"x": np.full(4, 2.0, np.float32), "c": np.full(4, c, np.float32)} for c in (4.0, 0.0, 0.0)]
+    clients = fs.Clients.from_list(shares)
+    problem = fs.Problem(
+        objective=lambda w, e: (w[0] - e["x"]) ** 2,
+        constraints=[fs.Mean(lambda w, e: e["c"] * w[0], name="con") <= 1.0],
+    )
+    algorithm, start = fs.FedSGM(step_size=0.05), np.array([1.5], np.float32)  # con = 4/3 w = 2, over its bound
+    transport = Meddling.of(Program.of(algorithm, problem, start), clients, tmp_path)
+    gone = Failure("its machine is down")
+    transport.meddle = lambda name, asked, reply: gone if name == "client-0" and asked.round in (1, 2) else reply
+    result = fs.federate(algorithm, problem, transport, start, rounds=60, progress=False)
+    assert result.history["evaluated"][0, :4].tolist() == [2, 2, 3, 3]
+    assert (result.history["con"][0, :2] == 0).all(), "it seemed feasible"
+    assert result.best_feasible[0] * 4 / 3 == pytest.approx(1.0, abs=0.1)
+    assert result.best_feasible[0] * 4 / 3 <= 1.0
+
+
+@pytest.mark.parametrize("uplink", [fs.Quantize("int8"), fs.Natural()])
+def test_a_client_that_alone_has_something_to_say_is_heard(tmp_path, uplink):
+    """Two of three clients keep the constraint easily: their messages are a quantiser's dust beside the third's."""
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.float32([1, 0]), [20, 40])
+    shares = []
+    for apart in (1, 8, 8):
+        x = rng.normal(size=(60, 31)).astype(np.float32)
+        x[:, 0] += apart * (2 * y - 1)
+        shares.append({"x": x, "y": y})
+    clients = fs.Clients.from_list(shares)
+
+    def hinge(w, e):
+        return jax.nn.relu(1 - (2 * e["y"] - 1) * (e["x"] @ w))
+
+    problem = fs.Problem(
+        objective=fs.Mean(hinge, where=lambda e: e["y"] == 0),
+        constraints=[fs.Mean(hinge, where=lambda e: e["y"] == 1, name="minority") <= 0.05],
+    )
+    algorithm, start = fs.FedSGM(step_size=0.05, local_steps=5, uplink=uplink), np.zeros(31, np.float32)
+    transport = InProcess.of(Program.of(algorithm, problem, start), clients, tmp_path)
+    settings = {"rounds": 200, "evaluate_every": 0, "progress": False}
+    result = fs.federate(algorithm, problem, transport, start, **settings)
+    assert (result.history["answered"] == 3).all()
+    expected = fs.simulate(algorithm, problem, clients, start, **settings)
+    np.testing.assert_allclose(result.last, expected.last, rtol=1e-4, atol=1e-5)
+
+
+def test_an_answer_of_another_form_that_comes_alone_stops_nothing(tmp_path):
+    """Silent when all are asked at the end, and then, asked again alone, lists where the others have tuples."""
+    silent = iter([True])
+
+    def listed(tree):
+        if isinstance(tree, dict):
+            return {key: listed(value) for key, value in tree.items()}
+        return [listed(each) for each in tree] if isinstance(tree, tuple) else tree
+
+    def meddle(name, asked, reply):
+        if name != "client-1" or asked.kind != Kind.EVALUATE:
+            return reply
+        if next(silent, False):
+            return Failure("no answer")
+        answer = Reply.decode(reply)
+        content = (None, tuple(map(listed, unpack(answer.content)[1])))
+        return dataclasses.replace(answer, content=pack(content)).encode()
+
+    algorithm = dataclasses.replace(ALGORITHM, participants=None)
+    transport = Meddling.of(Program.of(algorithm, PROBLEM, PARAMS), CLIENTS, tmp_path)
+    transport.meddle = meddle
+    result = fs.federate(algorithm, PROBLEM, transport, PARAMS, rounds=2, evaluate_every=0, progress=False)
+    assert result.history["evaluated"][0, -1] == 4
+
+
+def test_a_run_that_diverges_says_so(tmp_path):
+    """It is no matter of missing clients, and not to be resumed."""
+    problem = fs.Problem(objective=lambda w, e: ((w - e["x"]) ** 2).sum(), constraints=[])
+    clients = fs.Clients.from_list([{"x": np.ones((4, 2), np.float32)}] * 3)
+    algorithm, start = fs.FedSGM(step_size=50.0, local_steps=5, rule=fs.Unconstrained()), np.zeros(2, np.float32)
+    transport = InProcess.of(Program.of(algorithm, problem, start), clients, tmp_path)
+    with pytest.raises(fs.FedSGMError, match=r"diverged .* smaller step size") as raised:
+        fs.federate(algorithm, problem, transport, start, rounds=60, progress=False)
+    assert not isinstance(raised.value, fs.FederationError)
 
 
 def test_a_damaged_state_counts_as_none(tmp_path):

@@ -14,11 +14,11 @@ from fedsgm.compression import Message
 from fedsgm.federation.program import Program
 from fedsgm.federation.protocol import FrameError, Kind, form_of, pack, unpack
 
-ABSURD = 1e3  # times the median length of the others' messages: longer is no honest answer
+ABSURD = 1e3  # times the length of the others' messages, now and in earlier rounds: longer is no honest answer
 
 Reasons = dict[int, str]
-_SHAPE = "an answer of a wrong shape"
-_FINITE = "a NaN or an infinite value"
+WRONG_SHAPE = "an answer of a wrong shape"
+NOT_FINITE = "a NaN or an infinite value"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Report:
     def read(cls, content: bytes, kind: Kind, models: int) -> Report:
         tree = unpack(content)
         if not isinstance(tree, tuple) or len(tree) != 2:
-            raise FrameError(_SHAPE)
+            raise FrameError(WRONG_SHAPE)
         if kind & Kind.MEASURE and tree[0] is None:
-            raise FrameError(_SHAPE)
+            raise FrameError(WRONG_SHAPE)
         if kind & Kind.EVALUATE and not (isinstance(tree[1], tuple) and len(tree[1]) == models):
-            raise FrameError(_SHAPE)
+            raise FrameError(WRONG_SHAPE)
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)):
-            raise FrameError(_FINITE)
+            raise FrameError(NOT_FINITE)
         return cls(tree[0] if kind & Kind.MEASURE else None, tree[1] if kind & Kind.EVALUATE else None)
 
 
@@ -55,7 +55,7 @@ class Update:
         message = program.decode(content, uplink)
         norm = float(np.linalg.norm(program.dense(message, uplink).astype(np.float64)))
         if not np.isfinite(norm):
-            raise FrameError(_FINITE)
+            raise FrameError(NOT_FINITE)
         return cls(message, norm)
 
 
@@ -72,6 +72,11 @@ class Forms:
         evaluations = {c: r.evaluations for c, r in reports.items() if r.evaluations is not None}
         return self._odd("statistics", statistics) | self._odd("evaluations", evaluations)
 
+    def alike(self, evaluations: Mapping[int, Sequence[Any]]) -> dict[int, Any]:
+        """Those of the form that most have, of evaluations that came in several exchanges."""
+        odd = self._odd("evaluations", evaluations)
+        return {client: each for client, each in evaluations.items() if client not in odd}
+
     def _odd(self, part: str, trees: Mapping[int, Sequence[Any]]) -> Reasons:
         fits = {"statistics": self._program.can_decide, "evaluations": self._program.can_summarise}[part]
         forms: dict[int, set[bytes]] = {}
@@ -85,15 +90,18 @@ class Forms:
                     self._fits[part, form] = fits(tree)
                 votes[form] += self._fits[part, form]
         usual = {form for form, count in votes.most_common(1) if count}
-        return {client: _SHAPE for client, each in forms.items() if each != usual}
+        return {client: WRONG_SHAPE for client, each in forms.items() if each != usual}
 
 
 def absurd(updates: dict[int, Update], usual: float) -> Reasons:
-    """The updates far longer than most of the others; one alone is held against the ``usual`` length."""
+    """The updates far longer than most of the others and than the ``usual`` length.
+
+    A client may be the only one with something to say: what the others then send is nothing, or a compressor's dust.
+    """
     found = {}
     for client, update in updates.items():
         others = sorted(other.norm for c, other in updates.items() if c != client)
-        reference = others[(len(others) - 1) // 2] if others else usual
+        reference = max(usual, others[(len(others) - 1) // 2] if others else 0.0)
         if 0 < reference * ABSURD < update.norm:
             found[client] = f"a message more than {ABSURD:g} times as long as the others'"
     return found

@@ -16,9 +16,9 @@ import numpy as np
 from fedsgm import checkpoint as checkpoints
 from fedsgm.algorithm import Server
 from fedsgm.checkpoint import Checkpoint, Saved
-from fedsgm.errors import FederationError
+from fedsgm.errors import FederationError, FedSGMError
 from fedsgm.federation.accounts import Account
-from fedsgm.federation.answers import Forms, Reasons, Report, Update, absurd
+from fedsgm.federation.answers import NOT_FINITE, WRONG_SHAPE, Forms, Reasons, Report, Update, absurd
 from fedsgm.federation.model import Followed
 from fedsgm.federation.panel import Panel
 from fedsgm.federation.program import At, Program
@@ -55,6 +55,7 @@ class Run:
         self.average, self.best = np.zeros_like(w), np.full_like(w, np.nan)
         self.average_weight: Any = np.float32(0)
         self.best_objective: Any = np.float32(np.inf)
+        self.best_evaluated = 0  # clients that its values are of
         self.usual = 0.0  # length of messages: the largest median of a round
         self.history: dict[str, np.ndarray] = {}
         self._forms = Forms(program)
@@ -82,7 +83,7 @@ class Run:
             kinds = dict.fromkeys(missing, Kind.EVALUATE)
             kinds |= {c: Kind.MEASURE_AND_EVALUATE if c in missing else Kind.MEASURE for c in who}
             reports, reasons = self._measure(kinds, who)
-            evaluations |= {c: reports[c].evaluations[0] for c in missing & reports.keys()}
+            evaluations |= {c: reports[c].evaluations for c in missing & reports.keys()}
             missing -= evaluations.keys()
             measured = [client for client in who if client in reports]
             updates: dict[int, Update] = {}
@@ -103,7 +104,7 @@ class Run:
         server, broadcast = self.program.aggregate(Server(w, self.own, rule), messages, at)
 
         if evaluations:
-            self._record_values(t - 1, evaluations)
+            self._record_values(t - 1, self._forms.alike(evaluations))
         for client in updates:
             self.accounts[client].used = t
             self.accounts[client].answered += 1
@@ -134,15 +135,17 @@ class Run:
             reasons |= why
             if len(evaluations) == len(self._everybody):
                 break
+        evaluations = self._forms.alike(evaluations)
         if len(evaluations) < self.min_participants:
             raise self._too_few(list(self._everybody), reasons)
         for client in set(self._everybody) - evaluations.keys():
-            log.warning("at the end %s is not measured: %s", self.accounts[client].name, reasons[client])
+            reason = reasons.get(client, WRONG_SHAPE)
+            log.warning("at the end %s is not measured: %s", self.accounts[client].name, reason)
         found = {
             model.tobytes(): self.program.summarise([each[i] for each in evaluations.values()])[0]
             for i, model in enumerate(models)
         }
-        self._record_values(self.rounds - 1, {client: each[0] for client, each in evaluations.items()})
+        self._record_values(self.rounds - 1, evaluations)
         ends = np.stack([self.model.replica, average, self.best])
         nothing = dict.fromkeys(("objective", *self.program.task.task.bounds), np.float32(np.nan))
         rows = [found.get(w.tobytes(), nothing) for w in ends]
@@ -180,7 +183,9 @@ class Run:
             lambda answered: len(answered) >= self.min_participants,
         )
 
-    def _too_few(self, who: list[int], reasons: Reasons) -> FederationError:
+    def _too_few(self, who: list[int], reasons: Reasons) -> FedSGMError:
+        if {reasons.get(client) for client in who} == {NOT_FINITE}:
+            return FedSGMError(f"round {self.round}: the run diverged (not a finite number); take a smaller step size")
         told = "; ".join(f"{self.accounts[client].name}: {reasons[client]}" for client in who if client in reasons)
         then = "it can be resumed" if self._folder else "give it a checkpoint, and it can be resumed"
         return FederationError(
@@ -196,11 +201,18 @@ class Run:
             log.warning("round %d: %s is left out: %s", self.round, account.name, reasons[client])
 
     def _record_values(self, row: int, evaluations: dict[int, Any]) -> None:
-        """The true values of the present model, which ``row`` produced; it may be the best feasible one so far."""
-        values, worst = self.program.summarise([evaluations[client] for client in sorted(evaluations)])
-        self._record(row, evaluated=np.int32(len(evaluations)), **values)
-        if worst <= 0 and values["objective"] < self.best_objective:
+        """The true values of the present model, which ``row`` produced; it may be the best feasible one so far.
+
+        Values of more clients come first: without the one that a constraint is about, many a model seems feasible.
+        """
+        count = len(evaluations)
+        values, worst = self.program.summarise([evaluations[client][0] for client in sorted(evaluations)])
+        self._record(row, evaluated=np.int32(count), **values)
+        if worst > 0 or count < self.best_evaluated:
+            return
+        if count > self.best_evaluated or values["objective"] < self.best_objective:
             self.best, self.best_objective = self.model.replica, values["objective"]
+            self.best_evaluated = count
 
     def _record(self, row: int, **values: Any) -> None:
         for name, value in values.items():
@@ -224,7 +236,9 @@ class Run:
             "replica": self.model.replica,
             "average": self.average,
             "best": self.best,
-            "scalars": np.array([self.average_weight, self.best_objective, self.usual], np.float64),
+            "scalars": np.array(
+                [self.average_weight, self.best_objective, self.usual, self.best_evaluated], np.float64
+            ),
             "run": np.array([self.panel.run, self.panel.attempt], np.uint64),
             "accounts": _bytes_as_array(json.dumps([dataclasses.asdict(a) for a in self.accounts]).encode()),
         }
@@ -244,7 +258,7 @@ class Run:
         self.rule = jax.tree.map(lambda leaf: arrays[next(names)].reshape(np.shape(leaf)), self.rule)
         self.average, self.best = arrays["average"], arrays["best"]
         self.average_weight, self.best_objective = arrays["scalars"][:2].astype(np.float32)
-        self.usual = float(arrays["scalars"][2])
+        self.usual, self.best_evaluated = float(arrays["scalars"][2]), int(arrays["scalars"][3])
         run, attempt = map(int, arrays["run"])
         self.panel.run, self.panel.attempt = run, attempt + 1
         self.panel.accounts = [Account(**fields) for fields in json.loads(arrays["accounts"].tobytes())]
