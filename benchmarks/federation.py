@@ -140,7 +140,7 @@ def measure(kind: str, rounds: int) -> Cost:
             settings={"kind": kind, "rounds": rounds},
             files=[Path(__file__)],
         )
-        state = federation.state / federation.server / kind
+        state = federation.state / "server" / kind
         times: dict[int, float] = {}
         ends: list[tuple[int, float, int, int]] = []
         over = threading.Event()

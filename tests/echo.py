@@ -30,4 +30,4 @@ def make(**_):
 
 def load(name, fail=False, **_):
     if fail:
-        raise FileNotFoundError(f"no data of {name}")
+        raise FileNotFoundError(f"no data of {name}\nand a row that nobody else shall see")

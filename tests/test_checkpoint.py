@@ -13,6 +13,7 @@ import pytest
 import fedsgm as fs
 from fedsgm import checkpoint as checkpoints
 from fedsgm.checkpoint import Saved
+from fedsgm.files import write_atomically
 from test_simulate import EVERYTHING, assert_identical
 
 
@@ -172,3 +173,14 @@ def test_kill_at_random_moments(tmp_path):
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     for name in ("history.parquet", "params.safetensors"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_files_have_the_rights_that_the_user_wants(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        write_atomically(tmp_path / "file", b"content")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]

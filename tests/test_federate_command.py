@@ -26,6 +26,7 @@ from test_cli import call
     ("arguments", "error"),
     [
         (("--port", "PORT"), "--port PORT: it cannot be used (Address already in use); leave it out for a free one"),
+        (("--port", "70000"), "--port 70000: a port is between 1 and 65535; 0 is a free one"),
         (("--participants", "4"), "participants=4, but there are 3 clients"),
         (
             ("--rule", "ipp-conex"),
@@ -35,7 +36,7 @@ from test_cli import call
     ],
 )
 def test_what_cannot_be_run_is_said_before_anything_starts(arguments, error, tmp_path, monkeypatch):
-    held = tmp_path / "held" / "localhost" / "local"
+    held = tmp_path / "held" / "server" / "local"
     held.mkdir(parents=True)
     (held / "round-000000001.ckpt").touch()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))  # nothing is made there
@@ -73,13 +74,18 @@ def test_a_deployment_says_the_same_everywhere(tmp_path):
     assert (copy.run, copy.clients) == ("again", job.clients)
     configs = [json.loads(path.read_text()) for path in sorted((tmp_path / "copy").rglob("config_fed_*.json"))]
     parts = [configs[0]["executors"][0]["executor"], configs[1]["workflows"][0]]
-    assert parts[0]["args"] == parts[1]["args"]
+    for name in ("run", "experiment", "settings"):
+        assert parts[0]["args"][name] == parts[1]["args"][name]
     sys.path.insert(0, str(tmp_path / "new"))
     try:
-        examples = find("data.load")("site-02")
+        examples = find("data.load", [tmp_path / "new"])("site-02")
+        for named in ("data.neyman_pearson.load", "neyman_pearson.load"):
+            with pytest.raises(fs.SettingError, match=r"no function of the job's code|there is no function"):
+                find(named, [tmp_path / "new"])
     finally:
         sys.path.remove(str(tmp_path / "new"))
         del sys.modules["data"]
+    jax.tree.map(np.testing.assert_array_equal, examples, neyman_pearson.load(clients=12)[0][1])
     spec = importlib.util.spec_from_file_location("made", tmp_path / "copy" / "app" / "custom" / "experiment.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -93,6 +99,51 @@ def test_a_deployment_says_the_same_everywhere(tmp_path):
         progress=False,
     )
     assert result.feasible.all()
+
+
+def test_a_job_names_only_functions_that_a_site_lets_it(tmp_path, monkeypatch):
+    """Its own code's, the site's and those of listed modules, where they are defined; nothing else is even imported."""
+    (tmp_path / "own_code.py").write_text("from subprocess import run\ndef make(): return 1\nthing = 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find("own_code.make", [tmp_path])() == 1
+    assert find("fedsgm.federation.rehearsal.data", []) is rehearsal.data
+    for name in ("os.system", "sys.exit", "subprocess.run", "this.s", "", ".", "nowhere.make", "own_code.make"):
+        with pytest.raises(fs.SettingError, match=r"FEDSGM_MODULES lists the installed modules that jobs may name$"):
+            find(name, [tmp_path / "elsewhere"])
+    assert "this" not in sys.modules
+    for name, error in {
+        "own_code.run": "'own_code.run' is defined in subprocess; name a function where it is defined",
+        "own_code.thing": "'own_code.thing' is no function but a int",
+        "own_code.other": "there is no function 'own_code.other' here",
+    }.items():
+        with pytest.raises(fs.SettingError, match=error):
+            find(name, [tmp_path])
+    monkeypatch.setenv("FEDSGM_MODULES", "a.b,own_code")
+    assert find("own_code.make", [])() == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "error"),
+    [
+        (
+            "client",
+            '"executors"',
+            "executors",
+            "is no job of fedsgm, as fedsgm federate init writes one (JSONDecodeError",
+        ),
+        ("client", '"run"', '"runs"', "as fedsgm federate init writes one (KeyError('run'))"),
+        ("client", "first", "second", "names the run 'first' and config_fed_client.json 'second'"),
+        ("server", '"first"', "1", "a run's name has letters, digits, dots, hyphens and underscores, but it is 1"),
+        ("server", '"args": {', '"args": [], "more": {', "is no job of fedsgm, as fedsgm federate init writes one"),
+    ],
+)
+def test_a_job_that_was_spoilt_is_refused(file, old, new, error, tmp_path):
+    kits.write_job(tmp_path / "job", run="first", clients=["site-1"], experiment="a.b", data="c.d")
+    path = tmp_path / "job" / "app" / "config" / f"config_fed_{file}.json"
+    path.write_text(path.read_text().replace(old, new, 1))
+    called = call("federate", "submit", tmp_path / "job", "--kit", ".")
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert error in called.err
 
 
 @pytest.mark.parametrize(

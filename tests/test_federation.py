@@ -15,7 +15,7 @@ from fedsgm.cli import app
 from fedsgm.federation import Client, Failure, Program, federate
 from fedsgm.federation.inprocess import Fault, InProcess
 from fedsgm.federation.program import At
-from fedsgm.federation.protocol import FrameError, Kind, Reply, Request, pack, unpack
+from fedsgm.federation.protocol import FrameError, Kind, Reply, Request, one_line, pack, told, unpack
 from test_simulate import EVERYTHING
 
 ROUNDS = 25
@@ -119,6 +119,12 @@ def test_a_frame_costs_32_bytes_down_and_24_up():
     assert Reply.decode(reply.encode()) == reply
     model = dataclasses.replace(request, model=(b"one", b"", b"three"))
     assert Request.decode(model.encode()) == model
+
+
+def test_of_an_error_one_line_is_told():
+    assert told(ValueError("a row: 1\na row: 2")) == b"ValueError: a row: 1"
+    assert len(told(ValueError("x" * 100_000))) == 300
+    assert one_line("two\nlines " + "x" * 1000) == "two lines " + "x" * 290
 
 
 def test_a_tree_travels_as_it_is():

@@ -25,6 +25,7 @@ from fedsgm.federation.inprocess import InProcess
 from fedsgm.federation.local import LocalFederation
 from fedsgm.federation.protocol import Kind, Request
 from fedsgm.federation.resident import Resident, Setup
+from fedsgm.federation.state import alone
 from fedsgm.tasks import neyman_pearson
 
 HERE = Path(__file__).parent
@@ -60,8 +61,13 @@ def resident(tmp_path, **settings):
 
 
 @pytest.fixture(scope="module")
-def echo(tmp_path_factory):
-    client = resident(tmp_path_factory.mktemp("echo"))
+def echo_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("echo")
+
+
+@pytest.fixture(scope="module")
+def echo(echo_folder):
+    client = resident(echo_folder)
     until(lambda: client.status() == "ready", "the client is ready")
     yield client
     child = psutil.Process(client._process.pid)
@@ -100,6 +106,30 @@ def test_of_requests_that_wait_only_the_newest_is_answered(echo):
     assert answers[b"newest"] == b"newest"
     assert {answers[b"second"], answers[b"third"]} == {"the request was overtaken by a newer one"}
     assert answers[b"impatient"] == "still busy with an earlier request after 0.1 s"
+
+
+def test_a_client_s_folder_is_its_own(echo, echo_folder):
+    """Nobody else reads the state that its process will write."""
+    assert echo.ask(b"hello", 60) == b"hello"
+    with pytest.raises(fs.FedSGMError, match="another job of run 'echo0' is at work"), alone(echo_folder, 0.1):
+        pass
+
+
+def test_a_process_that_hangs_is_started_again(echo):
+    """Ten times the time that the server waits are over, and it is asked again."""
+
+    def hang():
+        with contextlib.suppress(ClientError):
+            echo.ask(b"sleep 600", 0.1)
+
+    hangs = threading.Thread(target=hang)
+    hangs.start()
+    time.sleep(1.2)
+    with pytest.raises(ClientError, match="still busy"):
+        echo.ask(b"hello", 0.1)
+    hangs.join(LONG)
+    assert not hangs.is_alive()
+    assert echo.ask(b"again", 60) == b"again"
 
 
 def test_a_client_that_cannot_be_set_up_says_why_and_ends_with_its_parent(tmp_path):
@@ -144,7 +174,7 @@ class Watched:
     def __init__(self, federation, job, out, wait):
         self._federation, self._out, self._wait = federation, out, wait
         wait.touch()
-        self._state = federation.state / federation.server / job.name
+        self._state = federation.state / "server" / job.name
         self._process = fedsgm("federate", "submit", job, "--kit", federation.admin, "--run", job.name, "--out", out)
 
     @property
@@ -194,10 +224,9 @@ def test_faults_of_a_federation_and_who_is_refused(tmp_path):
         run.later()
         (told / "hang-site-2").touch()
         until((told / "done-hang-site-2").exists, "site-2 is at work")
-        for process in marked(federation.mark):
-            with contextlib.suppress(psutil.Error):
-                if process.environ()["FEDSGM_STATE"].endswith("site-2"):
-                    process.kill()
+        site = psutil.Process(federation.processes["site-2"].pid)
+        for process in (*site.children(recursive=True), site):
+            process.kill()
         run.later()
         before = run.rounds
         federation.processes[federation.server].kill()

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedsgm.compression import Identity
 from fedsgm.federation.program import At, Program
-from fedsgm.federation.protocol import LONGEST, NOTHING, FrameError, Kind, Reply, Request, checksum_of, pack, unpack
+from fedsgm.federation.protocol import NOTHING, FrameError, Kind, Reply, Request, checksum_of, pack, told, unpack
 from fedsgm.federation.state import Sent, State, Store
 from fedsgm.rules import Direction
 
@@ -54,9 +54,7 @@ class Client:
             except _BehindError:
                 kind, content = Kind.BEHIND, b""
             except Exception as error:
-                first = str(error).partition("\n")[0]
-                told = first if isinstance(error, FrameError) else f"{type(error).__name__}: {first}"
-                kind, content = Kind.ERROR, told.encode(errors="replace")[:LONGEST]
+                kind, content = Kind.ERROR, told(error)
             mine = self.state is not None and self.state.run == run
             version, replica = (self.state.version, self.state.checksum) if self.state and mine else (NOTHING, 0)
             seconds = time.perf_counter() - began

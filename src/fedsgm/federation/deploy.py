@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 from fedsgm.errors import SettingError
@@ -41,7 +40,8 @@ def init(folder: Path, *, clients: int, server: str, port: int) -> list[Path]:
         data="data.load",
         files=[_TEMPLATES / "experiment.py"],
     )
-    shutil.copyfile(_TEMPLATES / "data.py", folder / "data.py")
+    data = (_TEMPLATES / "data.py").read_text()
+    (folder / "data.py").write_text(data.replace("clients=3", f"clients={clients}"))
     for name in ("project.yml", "README.md"):
         (folder / name).write_text((_TEMPLATES / name).read_text().format(**words))
     return sorted(path for path in folder.rglob("*") if path.is_file())

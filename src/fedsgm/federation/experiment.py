@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedsgm.algorithm import FedSGM
 from fedsgm.errors import SettingError
 from fedsgm.problem import Task
+
+_REHEARSAL = "fedsgm.federation.rehearsal"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +32,36 @@ class Experiment:
     timeout: float = 60.0
 
 
-def find(name: str) -> Callable[..., Any]:
-    """The function of a dotted name such as ``experiment.make``."""
+def find(name: str, within: Sequence[str | Path]) -> Callable[..., Any]:
+    """The function of a dotted name such as ``experiment.make``, as a job gives it.
+
+    It must be defined in the folders ``within``: whoever may send a job may not run whatever is installed. A site lists
+    other modules that jobs may name in FEDSGM_MODULES, with commas.
+    """
     module, _, attribute = name.rpartition(".")
+    listed = [_REHEARSAL, *(each.strip() for each in os.environ.get("FEDSGM_MODULES", "").split(","))]
+    if not module or (module not in listed and not _is_within(module, within)):
+        raise SettingError(
+            f"{name!r} is no function of the job's code nor of this site's local/custom; the environment variable "
+            "FEDSGM_MODULES lists the installed modules that jobs may name"
+        )
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError) as error:
         raise SettingError(f"there is no function {name!r} here ({error}); it is named module.function") from error
     if not callable(found):
         raise SettingError(f"{name!r} is no function but a {type(found).__name__}")
+    if found.__module__ != module:
+        raise SettingError(f"{name!r} is defined in {found.__module__}; name a function where it is defined")
     return found
+
+
+def _is_within(module: str, folders: Sequence[str | Path]) -> bool:
+    """Whether the module, found but not imported, lies in one of the folders."""
+    top = module.partition(".")[0]
+    spec = importlib.util.find_spec(top) if top else None
+    places = [] if spec is None else list(spec.submodule_search_locations or [])
+    if spec is not None and spec.has_location and spec.origin:
+        places.append(spec.origin)
+    inside = [any(Path(place).resolve().is_relative_to(Path(each).resolve()) for each in folders) for place in places]
+    return bool(inside) and all(inside)

@@ -33,7 +33,7 @@ def require_flare() -> None:
 
 def check_run(name: str) -> None:
     """A run's name is a folder's on every site: nothing but that."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise SettingError(f"a run's name has letters, digits, dots, hyphens and underscores, but it is {name!r}")
 
 
@@ -102,10 +102,12 @@ def write_job(
     files: Iterable[Path] = (),
 ) -> Path:
     """The folder that is submitted. ``files`` of Python travel with it to every site."""
-    args = {"run": run, "clients": sorted(clients), "experiment": experiment, "data": data, "settings": settings or {}}
+    both = {"run": run, "experiment": experiment, "settings": settings or {}}
+    control = {"path": f"{_ENGINE}.FedSGMController", "args": {**both, "clients": sorted(clients)}}
+    execute = {"path": f"{_ENGINE}.FedSGMExecutor", "args": {**both, "data": data}}
     app = folder / "app"
-    server = {"workflows": [{"id": "fedsgm", "path": f"{_ENGINE}.FedSGMController", "args": args}]}
-    client = {"executors": [{"tasks": ["*"], "executor": {"path": f"{_ENGINE}.FedSGMExecutor", "args": args}}]}
+    server = {"workflows": [{"id": "fedsgm", **control}]}
+    client = {"executors": [{"tasks": ["*"], "executor": execute}]}
     meta = {"name": run, "min_clients": 1, "resource_spec": {}, "deploy_map": {"app": ["@ALL"]}}
     (app / "config").mkdir(parents=True)
     _write(folder / "meta.json", meta)

@@ -99,7 +99,7 @@ class LocalFederation:
         path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         environment = os.environ | {
             guard.MARK: self.mark,
-            "FEDSGM_STATE": str(self.state / site),
+            "FEDSGM_STATE": str(self.state),
             "TMPDIR": str(temporary),
             "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in path if entry),
         }
@@ -194,6 +194,8 @@ def interruptible() -> Iterator[None]:
 
 
 def _port(wanted: int) -> int:
+    if not 0 <= wanted <= 65535:
+        raise SettingError(f"--port {wanted}: a port is between 1 and 65535; 0 is a free one")
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

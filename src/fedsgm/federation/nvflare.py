@@ -8,12 +8,11 @@ members of a job are fixed when it starts and a job is not resumed by FLARE: the
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,13 @@ from fedsgm.checkpoint import Checkpoint
 from fedsgm.errors import ClientError, FedSGMError
 from fedsgm.federation.experiment import Experiment, find
 from fedsgm.federation.kits import OUTCOME, RESULT, STATUS, STOP, check_run
-from fedsgm.federation.protocol import Failure
+from fedsgm.federation.protocol import Failure, one_line
 from fedsgm.federation.resident import Resident, Setup
+from fedsgm.federation.state import alone
 from fedsgm.files import write_atomically
 from fedsgm.progress import Progress
 
+SERVER = "server"  # its name among the sites' states
 ASK, LOOK = "fedsgm.ask", "fedsgm.look"  # topics between server and clients
 _LOOK_EVERY = 3.0  # seconds between looks at clients that have not answered yet
 _JOIN = 60.0  # seconds that a client's part of the job has to start
@@ -46,31 +47,18 @@ class Stopped(FedSGMError):
     """The engine ends this job before its time; the checkpoint is there to go on from."""
 
 
-def state_folder(context: FLContext, run: str) -> Path:
+def state_folder(context: FLContext, site: str, run: str) -> Path:
     """Where this site keeps what must outlive the job: in its kit's folder, or where FEDSGM_STATE says."""
     check_run(run)
     workspace: Workspace = context.get_prop(FLContextKey.WORKSPACE_OBJECT)
     root = os.environ.get("FEDSGM_STATE")
-    return (Path(root) if root else Path(workspace.get_root_dir()) / "fedsgm") / run
+    return (Path(root) / site if root else Path(workspace.get_root_dir()) / "fedsgm") / run
 
 
-@contextlib.contextmanager
-def alone(folder: Path, seconds: float = 30.0) -> Iterator[None]:
-    """Hold a run's folder: two jobs of one run would spoil it. A job that the engine lost may need a while to end."""
-    folder.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + seconds
-    with (folder / "lock").open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise FedSGMError(
-                        f"another job of run {folder.name!r} is at work; give this one another name"
-                    ) from None
-                time.sleep(0.5)
-        yield
+def code_folders(context: FLContext) -> list[str]:
+    """The code that the engine has let in with the job, and the site's own."""
+    workspace: Workspace = context.get_prop(FLContextKey.WORKSPACE_OBJECT)
+    return [workspace.get_app_custom_dir(context.get_job_id()), workspace.get_site_custom_dir()]
 
 
 class FlareTransport:
@@ -163,7 +151,7 @@ class FlareTransport:
         return Failure("it was lost")
 
     def _status(self, name: str) -> str:
-        return str(self._send(name, LOOK, b"", _LOOK_EVERY).get("status", ""))
+        return one_line(str(self._send(name, LOOK, b"", _LOOK_EVERY).get("status", "")))
 
     def _ask(self, name: str, request: bytes, seconds: float) -> bytes | Failure:
         reply = self._send(name, ASK, request, seconds)
@@ -175,7 +163,7 @@ class FlareTransport:
             return self._lose(name)
         if code == ReturnCode.TIMEOUT:
             return Failure(f"no answer in {seconds:g} s")
-        return Failure(str(reply.get("reason") or f"its part of the job failed ({code})"))
+        return Failure(one_line(str(reply.get("reason") or f"its part of the job failed ({code})")))
 
     def _send(self, name: str, topic: str, data: bytes, seconds: float) -> Shareable:
         message = Shareable({"bytes": data, "seconds": seconds})
@@ -198,12 +186,9 @@ class FedSGMController(Controller):
         settings: keyword arguments for it.
     """
 
-    def __init__(
-        self, run: str, clients: list[str], experiment: str, data: str = "", settings: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, run: str, clients: list[str], experiment: str, settings: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.run, self.clients, self.settings = run, sorted(clients), settings or {}
-        self.experiment, self.data = experiment, data
+        self.run, self.clients, self.experiment, self.settings = run, sorted(clients), experiment, settings or {}
         self.transport: FlareTransport | None = None
         self.done: dict[str, Any] = {"round": 0, "rounds": 0, "values": {}}
 
@@ -222,10 +207,11 @@ class FedSGMController(Controller):
         workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
         folder = Path(workspace.get_run_dir(fl_ctx.get_job_id()))
         self.transport = FlareTransport(self.clients, fl_ctx, abort_signal)
-        state = state_folder(fl_ctx, self.run)
+        state = state_folder(fl_ctx, SERVER, self.run)
         try:
             with contextlib.closing(self.transport), alone(state):
-                result = self._federate(find(self.experiment)(**self.settings), self.transport, state)
+                make = find(self.experiment, code_folders(fl_ctx))
+                result = self._federate(make(**self.settings), self.transport, state)
         except Stopped as error:
             self.log_info(fl_ctx, f"{error} in round {self.done['round']}")
             return
@@ -286,27 +272,25 @@ class FedSGMExecutor(Executor):
     """A client's part of a job: hands requests to the client's code in its own process, and its answers back.
 
     Args:
+        run, experiment, settings: as for the server.
         data: dotted name of a function on this client's machine: its examples for the client's name (and settings).
     """
 
-    def __init__(
-        self, run: str, clients: list[str], experiment: str, data: str, settings: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, run: str, experiment: str, data: str, settings: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.run, self.clients, self.settings = run, sorted(clients), settings or {}
-        self.experiment, self.data = experiment, data
+        self.run, self.experiment, self.data, self.settings = run, experiment, data, settings or {}
         self.resident: Resident | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
-            workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+            name = fl_ctx.get_identity_name()
             setup = Setup(
                 experiment=self.experiment,
                 data=self.data,
                 settings=self.settings,
-                name=fl_ctx.get_identity_name(),
-                state_dir=str(state_folder(fl_ctx, self.run)),
-                path=[str(Path(workspace.get_site_config_dir()) / "custom")],
+                name=name,
+                state_dir=str(state_folder(fl_ctx, name, self.run)),
+                path=code_folders(fl_ctx),
             )
             self.resident = Resident(setup)
             engine = fl_ctx.get_engine()

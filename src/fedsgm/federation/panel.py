@@ -19,6 +19,7 @@ from fedsgm.federation.protocol import (
     Request,
     Transport,
     checksum_of,
+    one_line,
 )
 
 T = TypeVar("T")
@@ -123,7 +124,7 @@ def _opened(account: Account, request: bytes, data: bytes | Failure, model: Foll
     if reply.kind == Kind.BEHIND:
         raise _BehindError
     if reply.kind == Kind.ERROR:
-        told = " ".join(reply.content[:LONGEST].decode(errors="replace").split())
+        told = one_line(reply.content[:LONGEST].decode(errors="replace"))
         raise FrameError(told or "an error without a reason")
     if reply.kind != Kind.ANSWER or not same:
         raise FrameError("an answer of another version")

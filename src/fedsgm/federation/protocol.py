@@ -35,6 +35,18 @@ class FrameError(FedSGMError, ValueError):
     """Bytes that are no frame of this protocol, or not one that belongs here."""
 
 
+def one_line(text: str) -> str:
+    """What is passed on of somebody's words."""
+    return " ".join(text[:LONGEST].split())
+
+
+def told(error: Exception) -> bytes:
+    """What a client says of an error: its kind and its first line, and of that not all if it is long."""
+    first = str(error).partition("\n")[0]
+    text = first if isinstance(error, FrameError) else f"{type(error).__name__}: {first}"
+    return text.encode(errors="replace")[:LONGEST]
+
+
 class Kind(enum.IntEnum):
     """What is asked, and what kind of answer came."""
 

@@ -50,9 +50,8 @@ def run(task: str, own: dict[str, Any], flags: RunFlags, *, port: int, **limits:
     if flags.rule is RuleName.ipp_conex:
         raise SettingError("--rule ipp-conex: it runs on all data in one place; take another rule here")
     settings = {"task": task, "own": own, "flags": flags.settings(), **limits}
-    stated = experiment(**settings)
-    _, clients, _, _ = _set_up(task, own)
-    check_participants(stated.algorithm.participants, len(clients))
+    _, clients, params, _ = _set_up(task, own)
+    check_participants(flags.algorithm(params).participants, len(clients))
     state = flags.checkpoint and flags.checkpoint.resolve()
     if state and not flags.resume and list(state.glob("*/*/round-*.ckpt")):
         raise CheckpointError(f"{state} holds a checkpoint; add --resume to go on from it, or choose an empty folder")

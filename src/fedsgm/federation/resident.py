@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -19,9 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from fedsgm.errors import ClientError
+from fedsgm.federation.protocol import told
+from fedsgm.federation.state import alone
 
 _RETRY = 5.0  # seconds before a set-up that failed is tried again
 _LOOK = 0.2  # seconds between two looks at whether the child lives
+_HANGS = 10  # times as long as the server waits: who works longer will not end
 _DONE, _FAILED = b"\0", b"\1"
 
 
@@ -34,7 +38,7 @@ class Setup:
     settings: dict[str, Any]
     name: str
     state_dir: str
-    path: list[str]
+    path: list[str]  # folders of the code that may be named
 
 
 class Resident:
@@ -45,6 +49,7 @@ class Resident:
         self._working = threading.Lock()
         self._counting = threading.Lock()
         self._newest = 0
+        self._deadline = math.inf  # of the request at work
         self._error: tuple[float, str] | None = None
         self._ready = False
         self._spawn()
@@ -59,13 +64,17 @@ class Resident:
             self._newest += 1
             mine = self._newest
         if not self._working.acquire(timeout=max(seconds, 0)):
+            if time.monotonic() > self._deadline:
+                self._process.kill()  # whoever waits for its answer starts another
             raise ClientError(f"still busy with an earlier request after {seconds:g} s")
         try:
             if mine != self._newest:
                 raise ClientError("the request was overtaken by a newer one")
             self.prepare()
+            self._deadline = time.monotonic() + _HANGS * seconds
             return self._call(request)
         finally:
+            self._deadline = math.inf
             self._working.release()
 
     def status(self) -> str:
@@ -157,14 +166,10 @@ def _client(setup: Setup) -> Any:
     from fedsgm.federation.program import Program
 
     sys.path.extend(setup.path)
-    experiment = find(setup.experiment)(**setup.settings)
-    data = find(setup.data)(setup.name, **setup.settings)
+    experiment = find(setup.experiment, setup.path)(**setup.settings)
+    data = find(setup.data, setup.path)(setup.name, **setup.settings)
     program = Program.of(experiment.algorithm, experiment.problem, experiment.params)
     return Client(program, data, Path(setup.state_dir))
-
-
-def _say(error: Exception) -> bytes:
-    return _FAILED + f"{type(error).__name__}: {error}".encode()
 
 
 def main() -> None:
@@ -173,22 +178,25 @@ def main() -> None:
     os.set_inheritable(handle, False)
     connection = Connection(handle)
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    try:
-        client = _client(Setup(**json.loads(connection.recv_bytes())))
-    except Exception as error:
-        connection.send_bytes(_say(error))
-        return
-    connection.send_bytes(_DONE)
-    while True:
+    with contextlib.ExitStack() as held:
         try:
-            request = connection.recv_bytes()
-        except EOFError:
-            return
-        try:
-            answer = _DONE + client.answer(request)
+            setup = Setup(**json.loads(connection.recv_bytes()))
+            held.enter_context(alone(Path(setup.state_dir)))
+            client = _client(setup)
         except Exception as error:
-            answer = _say(error)
-        connection.send_bytes(answer)
+            connection.send_bytes(_FAILED + told(error))
+            return
+        connection.send_bytes(_DONE)
+        while True:
+            try:
+                request = connection.recv_bytes()
+            except EOFError:
+                return
+            try:
+                answer = _DONE + client.answer(request)
+            except Exception as error:
+                answer = _FAILED + told(error)
+            connection.send_bytes(answer)
 
 
 if __name__ == "__main__":

@@ -43,24 +43,36 @@ class Job:
     @classmethod
     def read(cls, folder: Path) -> Job:
         try:
-            args = json.loads((folder / _SERVER).read_text())["workflows"][0]["args"]
+            args = _server_args(json.loads((folder / _SERVER).read_text()))
+            run, clients = args["run"], sorted(args["clients"])
+            other = _client_args(json.loads((folder / _CLIENT).read_text()))["run"]
             least = int(json.loads((folder / "meta.json").read_text()).get("min_clients", 1))
-            return cls(folder, sorted(args["clients"]), args["run"], least)
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise SettingError(
                 f"{folder} is no job of fedsgm, as fedsgm federate init writes one ({error!r})"
             ) from None
+        check_run(run)
+        if run != other:
+            raise SettingError(f"{folder}: {_SERVER.name} names the run {run!r} and {_CLIENT.name} {other!r}")
+        return cls(folder, clients, run, least)
 
     def named(self, run: str, folder: Path) -> Job:
         """A copy in ``folder`` whose run has this name."""
         check_run(run)
         shutil.copytree(self.folder, folder)
-        for config in (folder / _SERVER, folder / _CLIENT):
-            content = json.loads(config.read_text())
-            part = content["workflows"][0] if config.name == _SERVER.name else content["executors"][0]["executor"]
-            part["args"]["run"] = run
-            config.write_text(json.dumps(content, indent=2))
+        for path, args in ((folder / _SERVER, _server_args), (folder / _CLIENT, _client_args)):
+            content = json.loads(path.read_text())
+            args(content)["run"] = run
+            path.write_text(json.dumps(content, indent=2))
         return Job.read(folder)
+
+
+def _server_args(content: Any) -> Any:
+    return content["workflows"][0]["args"]
+
+
+def _client_args(content: Any) -> Any:
+    return content["executors"][0]["executor"]["args"]
 
 
 class Admin:
@@ -131,12 +143,13 @@ def submit(
         here: the server's kit, where it is on this machine: the result is then taken from there at once.
         tend: called again and again while the job runs.
     """
-    best, idle = -1, 0
+    best, idle, sent = -1, 0, 0
     back: set[str] = set()
     with Admin(kit, tend) as admin, _Bar(show) as bar:
         while True:
             _await(admin, job.clients, job.least if least is None else least, _BACK if best >= 0 else join, tend)
             number = admin.call("submit_job", str(job.folder))
+            sent += 1
             try:
                 end = _follow(admin, number, bar, here / number if here else None, tend, back)
             except BaseException:
@@ -150,7 +163,7 @@ def submit(
             idle = 0 if end.rounds > best else idle + 1
             best = max(best, end.rounds)
             if idle == _TRIES:
-                raise FedSGMError(f"{end.error}; sent again {idle} times, the job made no round; see the sites' logs")
+                raise FedSGMError(f"{end.error}; sent {sent} times, the job makes no round; see the sites' logs")
             bar.say(f"{end.error}; the job is sent again and goes on from its checkpoint")
 
 
