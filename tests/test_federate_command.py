@@ -107,7 +107,18 @@ def test_a_job_names_only_functions_that_a_site_lets_it(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert find("own_code.make", [tmp_path])() == 1
     assert find("fedsgm.federation.rehearsal.data", []) is rehearsal.data
-    for name in ("os.system", "sys.exit", "subprocess.run", "this.s", "", ".", "nowhere.make", "own_code.make"):
+    for name in (
+        "os.system",
+        "sys.exit",
+        "subprocess.run",
+        "this.s",
+        "__main__.make",
+        "",
+        ".",
+        ".make",
+        "nowhere.make",
+        "own_code.make",
+    ):
         with pytest.raises(fs.SettingError, match=r"FEDSGM_MODULES lists the installed modules that jobs may name$"):
             find(name, [tmp_path / "elsewhere"])
     assert "this" not in sys.modules

@@ -23,9 +23,9 @@ from fedsgm.federation import Program, kits
 from fedsgm.federation.guard import marked
 from fedsgm.federation.inprocess import InProcess
 from fedsgm.federation.local import LocalFederation
+from fedsgm.federation.lock import alone
 from fedsgm.federation.protocol import Kind, Request
 from fedsgm.federation.resident import Resident, Setup
-from fedsgm.federation.state import alone
 from fedsgm.tasks import neyman_pearson
 
 HERE = Path(__file__).parent

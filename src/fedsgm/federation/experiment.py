@@ -59,7 +59,10 @@ def find(name: str, within: Sequence[str | Path]) -> Callable[..., Any]:
 def _is_within(module: str, folders: Sequence[str | Path]) -> bool:
     """Whether the module, found but not imported, lies in one of the folders."""
     top = module.partition(".")[0]
-    spec = importlib.util.find_spec(top) if top else None
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # no name, or a program's main module
+        return False
     places = [] if spec is None else list(spec.submodule_search_locations or [])
     if spec is not None and spec.has_location and spec.origin:
         places.append(spec.origin)

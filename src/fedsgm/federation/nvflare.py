@@ -30,9 +30,9 @@ from fedsgm.checkpoint import Checkpoint
 from fedsgm.errors import ClientError, FedSGMError
 from fedsgm.federation.experiment import Experiment, find
 from fedsgm.federation.kits import OUTCOME, RESULT, STATUS, STOP, check_run
+from fedsgm.federation.lock import alone
 from fedsgm.federation.protocol import Failure, one_line
 from fedsgm.federation.resident import Resident, Setup
-from fedsgm.federation.state import alone
 from fedsgm.files import write_atomically
 from fedsgm.progress import Progress
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsgm.errors import ClientError
+from fedsgm.federation.lock import alone
 from fedsgm.federation.protocol import told
-from fedsgm.federation.state import alone
 
 _RETRY = 5.0  # seconds before a set-up that failed is tried again
 _LOOK = 0.2  # seconds between two looks at whether the child lives
