@@ -30,9 +30,10 @@ class Client:
         self.share = {label: (self.y == label) / (self.y == label).sum() for label in (0, 1)}
 
     def value(self, w, label, rows=None):
+        """Of one vector, or of each row of a matrix."""
         x, y, weight = self._take(label, rows)
-        z = x @ w
-        return weight @ (np.logaddexp(0, z) - y * z)
+        z = w @ x.T
+        return (np.logaddexp(0, z) - y * z) @ weight
 
     def gradient(self, w, label, rows=None):
         x, y, weight = self._take(label, rows)
@@ -45,8 +46,8 @@ class Client:
         return self.x[rows], self.y[rows], self.share[label][rows] * len(self.y) / len(rows)
 
 
-@functools.cache
-def batches(purpose, size, counts):
+@functools.partial(jax.jit, static_argnames="size")
+def draw(purpose, size, counts):
     """Rows drawn in every round by every client: a function of (seed, round, client), then of the purpose."""
 
     def rows(round, client, count):
@@ -54,8 +55,12 @@ def batches(purpose, size, counts):
         return jax.random.randint(jax.random.fold_in(key, purpose), (size,), 0, count)
 
     over_clients = jax.vmap(rows, in_axes=(None, 0, 0))
-    over_rounds = jax.jit(jax.vmap(over_clients, in_axes=(0, None, None)))
-    return np.asarray(over_rounds(np.arange(ROUNDS), np.arange(len(counts)), np.array(counts)))
+    return jax.vmap(over_clients, in_axes=(0, None, None))(np.arange(ROUNDS), np.arange(len(counts)), counts)
+
+
+@functools.cache
+def batches(purpose, size, counts):
+    return np.asarray(draw(purpose, size, np.array(counts)))
 
 
 def algorithm_1(clients, w0, history, *, rule, local_steps, uplink, downlink, radius, batch_size, constraint_batch):
@@ -68,7 +73,7 @@ def algorithm_1(clients, w0, history, *, rule, local_steps, uplink, downlink, ra
     counts = tuple(int(count) for count in clients.counts)
     w, x = w0.astype(np.float64), w0.astype(np.float64)
     memory = np.zeros((len(people), len(w)))
-    objective, constraint, estimates = [], [], []
+    iterates, estimates = [], []
 
     def project(v):
         return v * min(1, radius / np.linalg.norm(v)) if radius else v
@@ -102,10 +107,10 @@ def algorithm_1(clients, w0, history, *, rule, local_steps, uplink, downlink, ra
             w = w + top_k(x - w) if downlink else x
         else:
             w = project(w - ETA * mean)
+        iterates.append(w)
         estimates.append(estimate)
-        objective.append(np.mean([p.value(w, 0) for p in people]))
-        constraint.append(np.mean([p.value(w, 1) for p in people]))
-    return w, np.array(objective), np.array(constraint), np.array(estimates)
+    objective, constraint = (np.mean([p.value(np.array(iterates), label) for p in people], axis=0) for label in (0, 1))
+    return w, objective, constraint, np.array(estimates)
 
 
 SWITCHES = (
