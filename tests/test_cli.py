@@ -982,6 +982,11 @@ class TestShowRefuses:
         assert called.out == ""
 
 
+def test_version():
+    called = call("--version")
+    assert (called.code, called.out, called.err) == (0, f"{fedsgm.__version__}\n", "")
+
+
 def test_an_interrupted_run_ends_quietly(tmp_path, monkeypatch):
     """Ctrl-C is no crash: no traceback, and the exit code that a shell expects."""
 

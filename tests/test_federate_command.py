@@ -10,11 +10,12 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from nvflare.fuel.flare_api import api_spec, flare_api
 
 import fedsgm as fs
-from fedsgm.federation import kits, rehearsal
+from fedsgm.federation import kits, rehearsal, submit
 from fedsgm.federation.experiment import find
-from fedsgm.federation.submit import Job
+from fedsgm.federation.submit import Admin, Job
 from fedsgm.flags import RunFlags
 from fedsgm.result import describe
 from fedsgm.setups import SETUPS
@@ -175,6 +176,33 @@ def test_what_is_wrong_with_a_deployment_is_said(arguments, error, tmp_path, mon
     called = call("federate", *arguments)
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert error in called.err
+
+
+def test_a_server_that_does_not_answer_is_waited_for_as_long_as_wanted(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise api_spec.NoConnection("cannot connect")
+
+    monkeypatch.setattr(flare_api, "new_secure_session", refuse)
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "fed_admin.json").write_text('{"admin": {"username": "me"}}')
+    said, tended = [], []
+    admin = Admin(tmp_path, lambda: tended.append(1), said.append, 1.2)
+    with pytest.raises(fs.FedSGMError, match=r"not answered for 1\.2 s; see that it runs .* \(cannot connect\)$"):
+        admin.call("get_system_info")
+    assert said == ["waiting for the federation's server"]
+    assert 1 <= len(tended) <= 3
+
+
+def test_a_job_is_stopped_on_the_server_before_its_clients():
+    called = []
+
+    class Session:
+        def call(self, command, *arguments):
+            called.append((command, *arguments))
+            return {"status": "FINISHED:COMPLETED"} if command == "get_job_meta" else None
+
+    submit._stop(Session(), "7")
+    assert called == [("do_app_command", "7", kits.STOP, None), ("get_job_meta", "7"), ("abort_job", "7")]
 
 
 def test_a_task_of_the_command_line_is_the_same_in_a_federation():

@@ -113,6 +113,20 @@ def test_participants_that_are_gone_are_replaced(tmp_path):
     assert result.history["evaluated"][0, -1] == 4
 
 
+def test_the_verdict_tells_of_clients_that_are_left_out(tmp_path):
+    """The bound is met by all who answer; one never does."""
+    problem = fs.Problem(PROBLEM.objective, [PROBLEM.constraints[0].quantity <= 10.0])
+    algorithm = dataclasses.replace(ALGORITHM, participants=None)
+    program = Program.of(algorithm, problem, PARAMS)
+    gone = InProcess.of(program, CLIENTS, tmp_path, lambda _, c: Fault.LOSE_REQUEST if c == "client-2" else None)
+    lines = fs.federate(algorithm, problem, gone, PARAMS, rounds=3, progress=False).verdict().splitlines()
+    assert lines[0] == (
+        "FEASIBLE: the last parameters are within every bound on the training data of 4 of 5 clients, "
+        "the others gave no answer (the one seed)."
+    )
+    assert "  left out   client-2 from 3 rounds: no answer" in lines
+
+
 def test_a_request_that_comes_twice_changes_nothing(tmp_path):
     transport = Watched.of(PROGRAM, CLIENTS, tmp_path / "twice", lambda *_: Fault.REQUEST_TWICE)
     server, plain = Server(transport), Server(Watched.of(PROGRAM, CLIENTS, tmp_path / "once"))

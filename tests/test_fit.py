@@ -75,6 +75,7 @@ def test_verdict(base):
     lines = base.run.called.out.splitlines()
     assert lines[0].startswith("Model: within every bound on the training data; the last parameters; ")
     assert lines[2].startswith("FEASIBLE: the last parameters are within every bound on the training data")
+    assert ("OVER A BOUND" in lines[0]) == (base.run.result.excess("test")[0, 0] > 0)
     assert lines[2 : 2 + len(base.run.document["verdict"])] == base.run.document["verdict"]
     assert {path.name for path in base.folder.iterdir()} == {*FILES, "model.json"}
     assert f"fedsgm predict {base.folder} NEW.csv" in lines[-1]
@@ -156,6 +157,8 @@ def assert_not_feasible(called, folder, table):
     """Such a loss cannot be had in 20 rounds: exit code 3, with a model that is written all the same, and says so."""
     assert called.code == 3, called.err
     assert called.out.startswith("Model: OVER A BOUND on the training data; ")
+    over = fs.Result.load(folder).excess("test")[0, 0]
+    assert f"held-out rows, where it is OVER A BOUND by {over:.2g} (" in called.out.splitlines()[0]
     assert "\nNOT FEASIBLE: " in called.out
     assert call("predict", folder, table).code == 0
 

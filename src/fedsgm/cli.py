@@ -35,7 +35,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Constrained federated learning: minimise a loss over many clients, subject to constraints.",
 )
 run = typer.Typer(no_args_is_help=True, help="Run an experiment and save it in a folder.")
 app.add_typer(run, name="run")
@@ -45,6 +44,23 @@ federate = typer.Typer(no_args_is_help=True, help="Run where every client is a p
 app.add_typer(federate, name="federate")
 local = typer.Typer(no_args_is_help=True, help="Run an experiment as a federation of processes on this machine.")
 federate.add_typer(local, name="local")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("fedsgm"))
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Constrained federated learning: minimise a loss over many clients, subject to constraints."""
 
 
 def main() -> None:
@@ -448,9 +464,12 @@ def submit(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="The job's folder, as init wrote it.")],
     kit: Annotated[Path, typer.Option(help="Start-up kit of the admin.")],
     run: Annotated[
-        str | None, typer.Option(help="Names the run; one that was used before goes on from its checkpoint.")
+        str | None,
+        typer.Option(
+            help="Names the run, as the job does unless told; a name used before goes on from its checkpoint."
+        ),
     ] = None,
-    wait: Annotated[float, typer.Option(help="Seconds that the clients have to join.")] = 60.0,
+    wait: Annotated[float, typer.Option(help="Seconds that the server has to answer, and the clients to join.")] = 60.0,
     out: Annotated[Path, typer.Option(help="Folder for the run; a run that is there is replaced.")] = Path("runs/job"),
     progress: Annotated[bool, typer.Option(help="Show progress on standard error.")] = True,
 ) -> None:

@@ -27,7 +27,8 @@ def plot(result: Result, path: Path) -> None:
     for axis, name in zip(axes, names, strict=True):
         _lines(axis, result.history[name], result.settings["seeds"])
         shown = name.replace("$", r"\$")  # a name from a user's table is no formula
-        axis.set(xlabel="round", ylabel=shown, title=f"{shown} over all clients")
+        axis.set(xlabel="round", title=f"{shown} over all clients")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.25)
         if name in result.bounds:
             bound = result.bounds[name]

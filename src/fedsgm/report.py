@@ -47,7 +47,8 @@ def _headline(result: Result) -> str:
         fails = "test" in result.values and not (result.excess("test")[0] <= 0).all()
         but = ", but NOT on the held-out data" if fails else ""
         return (
-            f"FEASIBLE: the last parameters are within every bound on the training data ({_seeds(total, total)}){but}."
+            "FEASIBLE: the last parameters are within every bound on the training data"
+            f"{_of_some(result)} ({_seeds(total, total)}){but}."
         )
     excess = result.excess("train")
     kept = int((excess[2] <= 0).sum())
@@ -58,6 +59,13 @@ def _headline(result: Result) -> str:
         f"NOT FEASIBLE: the last parameters are over a bound for {_seeds(total - feasible, total)}, "
         f"by up to {excess[0].max():.2g}; {instead}."
     )
+
+
+def _of_some(result: Result) -> str:
+    """Of whose data, where a federated run's end could not be measured on everybody's."""
+    clients = result.settings["clients"]
+    measured = int(result.history["evaluated"][0, -1]) if "evaluated" in result.history else clients
+    return "" if measured == clients else f" of {measured} of {clients} clients, the others gave no answer"
 
 
 def _diverged(result: Result) -> np.ndarray:
@@ -115,11 +123,24 @@ def _rounds(result: Result) -> list[str]:
         f"  work       {rounds} rounds, {participants} of {settings['clients']} clients a round, "
         f"E = {algorithm['local_steps']}, {settings['parameters']} parameters"
     )
+    lines += _left_out(result)
     lines.append(f"  traffic    {_bytes(up)} up, {_bytes(down)} down, over all clients of a seed")
     if result.bounds and algorithm["rule"]["is"] in ("Hard", "Soft"):
         told = " ".join(f"{value:.3g}" for value in result.multiplier)
         lines.append(f"  multiplier about {told} (the constraint's weight over the objective's)")
     return lines + _promised(result) + _certified(result)
+
+
+def _left_out(result: Result) -> list[str]:
+    """Who missed rounds of a federated run, and mostly why."""
+    accounts = [each for each in result.settings.get("federation", {}).get("clients", []) if each["left_out"]]
+    told = []
+    for account in accounts[:5]:
+        reason = max(account["left_out"], key=account["left_out"].__getitem__)
+        told.append(f"{account['name']} from {sum(account['left_out'].values())} rounds: {reason}")
+    if len(accounts) > 5:
+        told.append(f"and {len(accounts) - 5} more clients; fedsgm show has them all")
+    return [f"  {'left out' if i == 0 else '':10} {text}" for i, text in enumerate(told)]
 
 
 def _promised(result: Result) -> list[str]:
@@ -177,11 +198,19 @@ def _advice(result: Result) -> list[str]:
     algorithm = result.settings["algorithm"]
     rule = algorithm["rule"]["is"]
     tips = [_TIPS[rule]] if rule in _TIPS else ["another rule, for instance Soft, or more rounds"]
+    if _grown(result):
+        return ["", "  To try: a smaller step size; the objective has grown a hundredfold."]
     if rule in ("Hard", "Soft") and result.history["weight"].mean() > 0.99:
         tips = ["nearly every round went to the constraint: run more rounds, or check that the bound can be met"]
     elif rule != "Unconstrained" and algorithm["participants"] not in (None, result.settings["clients"]):
         tips.append("more participants a round make the estimate of the constraint less noisy")
     return ["", f"  To try: {'; '.join(tips)}."]
+
+
+def _grown(result: Result) -> bool:
+    """Whether a seed ends far above where it began: finite, but no better than one that diverged."""
+    course = result.history["objective"][:, result.evaluated()]
+    return bool((np.abs(result.values["train"]["objective"][0]) > 100 * np.abs(course[:, 0])).any())
 
 
 def number(value: float) -> str:

@@ -271,6 +271,9 @@ def describe(trained: TableModel, kind: str, result: Result, prepared: Prepared)
     if prepared.test is not None:
         share = _accuracy(trained, prepared.test["x"], prepared.test["y"])
         told += f", {share:.1%} of {len(prepared.test['y'])} held-out rows"
+        excess = result.excess("test")[KINDS.index(kind), 0]
+        if result.bounds and not excess <= 0:
+            told += f", where it is {f'OVER A BOUND by {excess:.2g}' if excess > 0 else 'undefined for a constraint'}"
     return f"{told} (positive is {trained.classes[1]!r})"
 
 

@@ -27,7 +27,7 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
 from fedsgm.checkpoint import Checkpoint
-from fedsgm.errors import ClientError, FedSGMError
+from fedsgm.errors import CheckpointError, ClientError, FedSGMError
 from fedsgm.federation.experiment import Experiment, find
 from fedsgm.federation.kits import OUTCOME, RESULT, STATUS, STOP, check_run
 from fedsgm.federation.lock import alone
@@ -222,6 +222,8 @@ class FedSGMController(Controller):
                 if isinstance(error, FedSGMError)
                 else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             )
+            if isinstance(error, CheckpointError):
+                what += "; of a job, --run NAME is the folder"
             outcome: dict[str, Any] = {"error": what, "kind": type(error).__name__}
         else:
             result.save(folder / RESULT)

@@ -23,6 +23,7 @@ from fedsgm.result import Result
 _SERVER = Path("app/config/config_fed_server.json")
 _CLIENT = Path("app/config/config_fed_client.json")
 _EVERY = 0.5  # seconds between two looks at the job
+_BROKEN = 120.0  # seconds that a server which has answered before has to come back
 _SILENT = 60.0  # seconds without a word of a job, after which it is lost
 _STARTING = 600.0  # the same before its first word
 _ENDING = 8.0  # seconds that FLARE has to close a job that is done before it is told to
@@ -78,12 +79,13 @@ def _client_args(content: Any) -> Any:
 class Admin:
     """A session with the federation's server that is opened again when it breaks."""
 
-    def __init__(self, kit: Path, tend: Callable[[], object] = lambda: None, seconds: float = 120.0) -> None:
+    def __init__(self, kit: Path, tend: Callable[[], object], say: Callable[[str], None], first: float) -> None:
         try:
             self._user = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]["username"]
         except (OSError, ValueError, LookupError) as error:
             raise SettingError(f"{kit} is no start-up kit of an admin ({error})") from None
-        self._kit, self._tend, self._seconds = kit, tend, seconds
+        self._kit, self._tend, self._say = kit, tend, say
+        self._seconds = first  # that the server has to answer
         self._session: Any = None
         self._silence = logging.NullHandler()  # FLARE's own warnings are no concern of the one who submits
 
@@ -102,17 +104,24 @@ class Admin:
         from nvflare.fuel.flare_api.api_spec import AuthenticationError, NoConnection, SessionClosed
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-        deadline = time.monotonic() + self._seconds
+        began, waits = time.monotonic(), False
         while True:
             try:
                 if self._session is None:
                     with contextlib.redirect_stdout(io.StringIO()):
                         self._session = new_secure_session(self._user, str(self._kit), timeout=5.0)
+                        self._seconds = _BROKEN
                 return getattr(self._session, command)(*arguments)
             except (NoConnection, SessionClosed, AuthenticationError) as error:
                 self._close()
-                if time.monotonic() > deadline:
-                    raise FedSGMError(f"the federation's server does not answer ({error})") from None
+                if time.monotonic() > began + self._seconds:
+                    raise FedSGMError(
+                        f"the federation's server has not answered for {self._seconds:g} s; see that it runs and that "
+                        f"its port can be reached from here ({error})"
+                    ) from None
+                if not waits:
+                    self._say("waiting for the federation's server")
+                waits = True
                 self._tend()
                 time.sleep(0.5)
 
@@ -138,14 +147,14 @@ def submit(
     Args:
         kit: the admin's start-up kit.
         least: clients that must be there for the job to begin; unless told, as many as the job says.
-        join: seconds that the clients have to join.
+        join: seconds that the server has to answer, and the clients to join.
         show: show progress on standard error.
         here: the server's kit, where it is on this machine: the result is then taken from there at once.
         tend: called again and again while the job runs.
     """
     best, idle, sent = -1, 0, 0
     back: set[str] = set()
-    with Admin(kit, tend) as admin, _Bar(show) as bar:
+    with _Bar(show) as bar, Admin(kit, tend, bar.say, join) as admin:
         while True:
             _await(admin, job.clients, job.least if least is None else least, _BACK if best >= 0 else join, tend)
             number = admin.call("submit_job", str(job.folder))
@@ -153,8 +162,9 @@ def submit(
             try:
                 end = _follow(admin, number, bar, here / number if here else None, tend, back)
             except BaseException:
-                if not here:
-                    _try(admin, "abort_job", number)
+                if not here:  # else the whole federation ends
+                    _stop(admin, number)
+                    bar.say(f"the run {job.run!r} is stopped; submitted again with that name it goes on")
                 raise
             if end.folder is not None:
                 return Result.load(end.folder)
@@ -247,13 +257,24 @@ def _returned(admin: Admin, lost: dict[str, float]) -> set[str]:
     return {name for name, since in lost.items() if (heard.get(name) or 0.0) > since + _BLIP}
 
 
+def _stop(admin: Admin, number: str) -> None:
+    """End a job: the server first, so that it takes no round with the clients that FLARE has not ended yet."""
+    _try(admin, "do_app_command", number, STOP, None)
+    _close(admin, number)
+
+
+def _close(admin: Admin, number: str) -> None:
+    """See that FLARE ends a job that is done; it may wait long for a client that is gone."""
+    deadline = time.monotonic() + _ENDING
+    while not _ended(admin, number) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    _try(admin, "abort_job", number)
+
+
 def _fetch(admin: Admin, number: str) -> Path | None:
     """The job's folder, downloaded."""
     for _ in range(2):
-        deadline = time.monotonic() + _ENDING
-        while not _ended(admin, number) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        _try(admin, "abort_job", number)  # FLARE may wait long for a client that is gone
+        _close(admin, number)
     place = _try(admin, "download_job_result", number)
     return next((path.parent for path in Path(place).rglob(OUTCOME)), None) if place else None
 

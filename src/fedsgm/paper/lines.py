@@ -277,7 +277,7 @@ def picture(columns: Mapping[str, Sequence[Curve]], look: Look, scale: Scale) ->
             axis.grid(alpha=0.25)
     axes[0, 0].set_ylabel(look.above)
     axes[1, 0].set_ylabel(look.below)
-    figure.suptitle(f"{mark(scale)}{look.title}", fontsize=10)
+    figure.suptitle(f"{mark(scale)}{look.title}", fontsize=10, wrap=True)
     return figure
 
 
