@@ -128,7 +128,6 @@ def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
         else:
             _log(axis, np.concatenate([values for *_, values in shown]))
     _log(scatter, np.concatenate([row.objective for row in rows]))
-    scale = ""
     finite = np.abs([e for row in rows for e in row.excess if np.isfinite(e) and e != 0])
     if finite.size and finite.max() > 10 * np.median(finite):  # far ones would press the near ones onto the bound
         width = float(np.median(finite))
@@ -137,7 +136,6 @@ def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
         ticks = [*-powers[::-1], 0, *powers]  # its own crowd around zero
         scatter.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         scatter.minorticks_off()
-        scale = ", far ones drawn nearer"
     else:
         scatter.locator_params(axis="x", nbins=4)
     scatter.margins(0.08)
@@ -149,8 +147,7 @@ def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
         ring = {"facecolors": "none", "edgecolors": "black", "linewidths": 1.2}
         scatter.scatter(winner.excess, winner.objective, s=110, label="best feasible", **ring)
     scatter.axvline(0, color="red", linestyle=":", linewidth=1.6)
-    scatter.set(xlabel=f"largest value - bound (feasible: left of 0{scale})", ylabel="objective")
-    scatter.set_title("the end of each seed")
+    scatter.set(xlabel="largest value - bound (feasible: left of 0)", ylabel="objective", title="the end of each seed")
     scatter.grid(alpha=0.25)
     fits = int(figure.get_figwidth() / (0.5 + 0.07 * max(map(len, ("best feasible", *kinds)))))  # inches of 8 points
     handles = scatter.get_legend_handles_labels()

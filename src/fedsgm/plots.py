@@ -28,7 +28,7 @@ def plot(result: Result, path: Path) -> None:
         _lines(axis, result.history[name], result.settings["seeds"])
         shown = name.replace("$", r"\$")  # a name from a user's table is no formula
         axis.set(xlabel="round", title=f"{shown} over all clients")
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axis.grid(alpha=0.25)
         if name in result.bounds:
             bound = result.bounds[name]
