@@ -187,8 +187,16 @@ class Watched:
     def later(self, more=2):
         """Let it take so many rounds more, or a few more than that."""
         now = self.rounds
+        self._go_on_until(lambda: self.rounds >= now + more, f"round {now + more}")
+
+    def harm(self, told):
+        """Tell a client what to do, and wait until it does."""
+        told.touch()
+        self._go_on_until(told.with_name(f"done-{told.name}").exists, told.name)
+
+    def _go_on_until(self, happened, what):
         self._wait.unlink()
-        until(lambda: self.rounds >= now + more, f"round {now + more}")
+        until(happened, what)
         self._wait.touch()
 
     def end(self):
@@ -219,14 +227,13 @@ def test_faults_of_a_federation_and_who_is_refused(tmp_path):
         assert greet(federation) == greet(federation, others["site-1"]) == b""
 
         run.later(3)
-        (told / "exit-site-2").touch()
-        until((told / "done-exit-site-2").exists, "site-2 exits")
+        run.harm(told / "exit-site-2")
         run.later()
-        (told / "hang-site-2").touch()
-        until((told / "done-hang-site-2").exists, "site-2 is at work")
+        run.harm(told / "hang-site-2")
         site = psutil.Process(federation.processes["site-2"].pid)
         for process in (*site.children(recursive=True), site):
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         run.later()
         before = run.rounds
         federation.processes[federation.server].kill()
