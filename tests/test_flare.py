@@ -231,9 +231,10 @@ def test_faults_of_a_federation_and_who_is_refused(tmp_path):
         run.later()
         run.harm(told / "hang-site-2")
         site = psutil.Process(federation.processes["site-2"].pid)
-        for process in (*site.children(recursive=True), site):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        processes = [site, *site.children(recursive=True)]
+        for end in (psutil.Process.suspend, psutil.Process.kill):  # all at once: nobody tells of another's end
+            for process in processes:
+                end(process)
         run.later()
         before = run.rounds
         federation.processes[federation.server].kill()
