@@ -198,19 +198,11 @@ def _advice(result: Result) -> list[str]:
     algorithm = result.settings["algorithm"]
     rule = algorithm["rule"]["is"]
     tips = [_TIPS[rule]] if rule in _TIPS else ["another rule, for instance Soft, or more rounds"]
-    if _grown(result):
-        return ["", "  To try: a smaller step size; the objective has grown a hundredfold."]
     if rule in ("Hard", "Soft") and result.history["weight"].mean() > 0.99:
         tips = ["nearly every round went to the constraint: run more rounds, or check that the bound can be met"]
     elif rule != "Unconstrained" and algorithm["participants"] not in (None, result.settings["clients"]):
         tips.append("more participants a round make the estimate of the constraint less noisy")
     return ["", f"  To try: {'; '.join(tips)}."]
-
-
-def _grown(result: Result) -> bool:
-    """Whether a seed ends far above where it began: finite, but no better than one that diverged."""
-    course = result.history["objective"][:, result.evaluated()]
-    return bool((np.abs(result.values["train"]["objective"][0]) > 100 * np.abs(course[:, 0])).any())
 
 
 def number(value: float) -> str:

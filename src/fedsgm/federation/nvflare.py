@@ -223,7 +223,7 @@ class FedSGMController(Controller):
                 else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             )
             if isinstance(error, CheckpointError):
-                what += "; of a job, --run NAME is the folder"
+                what += " (that is, submit the job with another --run)"
             outcome: dict[str, Any] = {"error": what, "kind": type(error).__name__}
         else:
             result.save(folder / RESULT)
