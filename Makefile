@@ -35,6 +35,7 @@ lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: .venv/.bench
 	$(BIN)/python benchmarks/neyman_pearson.py

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fedsgm as fs
-from fedsgm.models import MLP
+from fedsgm.tables.models import MLP
 from fedsgm.tasks.fair_classification import fair_classification, load
 
 MODEL = MLP(())

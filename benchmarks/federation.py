@@ -113,7 +113,7 @@ class Cost:
 
 def used(mark: str) -> float:
     """CPU seconds that a federation's processes have taken."""
-    from fedsgm.federation.guard import marked
+    from fedsgm.federation.flare.guard import marked
 
     times = [process.cpu_times() for process in marked(mark)]
     return sum(taken.user + taken.system for taken in times)
@@ -121,9 +121,9 @@ def used(mark: str) -> float:
 
 def measure(kind: str, rounds: int) -> Cost:
     """Run a job, and see what its rounds cost."""
-    from fedsgm.federation import kits
-    from fedsgm.federation.local import LocalFederation
-    from fedsgm.federation.submit import Job, submit
+    from fedsgm.federation.flare import kits
+    from fedsgm.federation.flare.local import LocalFederation
+    from fedsgm.federation.flare.submit import Job, submit
 
     with LocalFederation(CLIENTS, begin=False) as federation:
         relay = Relay(federation.port)

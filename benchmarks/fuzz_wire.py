@@ -21,8 +21,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedsgm import wire
-from fedsgm.compression import Coded, Dense, Sparse
+from fedsgm.core import wire
+from fedsgm.core.compression import Coded, Dense, Sparse
 
 PER_BYTE, BESIDES = 200, 20_000  # what decode may allocate, as it says
 SIZES = (1, 2, 9, 31, 300)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import fedsgm as fs
-from fedsgm import comparison
-from fedsgm.baselines import IPPConEx
-from fedsgm.presets import centralized
+from fedsgm.methods import IPPConEx
+from fedsgm.methods.presets import centralized
+from fedsgm.results import comparison
 from fedsgm.tasks.neyman_pearson import load, neyman_pearson
 
 SPLITS, SEEDS, ROUNDS, E = range(5), 3, 500, 5

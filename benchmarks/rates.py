@@ -18,7 +18,7 @@ import numpy as np
 from optax.projections import projection_l2_ball
 
 import fedsgm as fs
-from fedsgm import certificates
+from fedsgm.theory import certificates
 
 CLIENTS, SIZE, RADIUS, BOUND, SEEDS = 16, 12, 0.5, 0.15, 5
 ROUNDS = 8000

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import gammaln
 
-from fedsgm import wire
-from fedsgm.compression import Dense, Sparse
+from fedsgm.core import wire
+from fedsgm.core.compression import Dense, Sparse
 
 D = 10**6
 INDEX_TARGET, RATE_TARGET, DENSE_TARGET = 1.05, 150, 35

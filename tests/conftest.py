@@ -7,24 +7,11 @@ os.environ.setdefault("FEDSGM_CACHE", str(Path(__file__).parents[1] / ".cache"))
 # Compiling is most of the tests' time; less optimised machine code of the same programs takes a third less of it.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedsgm as fs
-
-
-def logistic(params, example):
-    z = example["x"] @ params["w"] + params["b"]
-    return jnp.logaddexp(0.0, z) - example["y"] * z
-
-
-def negative(example):
-    return example["y"] == 0
-
-
-def positive(example):
-    return example["y"] == 1
+from support.runs import FEATURES, SIZES, logistic, negative, positive
 
 
 @pytest.fixture(scope="session")
@@ -40,10 +27,6 @@ def adult_tables(adult_folder):
     from fedsgm.data.adult import adult
 
     return adult(adult_folder)
-
-
-SIZES = (7, 12, 9, 15, 8, 11)
-FEATURES = 4
 
 
 @pytest.fixture(scope="session")

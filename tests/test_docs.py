@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsgm import cli
+from fedsgm.__main__ import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -50,7 +50,7 @@ def run(language, text, names, monkeypatch, capsys):
         assert command[0] == "fedsgm", f"not tested: {command}"
         monkeypatch.setattr("sys.argv", command)
         with pytest.raises(SystemExit) as stopped, warnings.catch_warnings():
-            cli.main()
+            main()
         out, err = capsys.readouterr()
         assert stopped.value.code == 0, err
         printed += out

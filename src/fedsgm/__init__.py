@@ -1,17 +1,19 @@
 """Constrained federated learning: minimise a loss over many clients, subject to constraints."""
 
-from fedsgm import certificates, estimates, fairness, theory
-from fedsgm.algorithm import FedSGM
-from fedsgm.checkpoint import Checkpoint
-from fedsgm.compression import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, TopK
+from fedsgm import theory
+from fedsgm.base.errors import CheckpointError, ClientError, FederationError, FedSGMError, SettingError, WireError
+from fedsgm.core.algorithm import FedSGM
+from fedsgm.core.compression import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, TopK
+from fedsgm.core.problem import Problem
+from fedsgm.core.quantities import Constraint, Mean, Statistic
+from fedsgm.core.rules import Direction, Hard, Penalty, PrimalDual, Soft, Unconstrained
 from fedsgm.data import Clients, by, dirichlet, iid, split
-from fedsgm.errors import CheckpointError, ClientError, FederationError, FedSGMError, SettingError, WireError
+from fedsgm.engines.checkpoint import Checkpoint
+from fedsgm.engines.simulate import simulate
 from fedsgm.federation import federate
-from fedsgm.problem import Problem
-from fedsgm.quantities import Constraint, Mean, Statistic
-from fedsgm.result import Result
-from fedsgm.rules import Direction, Hard, Penalty, PrimalDual, Soft, Unconstrained
-from fedsgm.simulate import simulate
+from fedsgm.results.result import Result
+from fedsgm.tables import fairness
+from fedsgm.theory import certificates, estimates
 
 __version__ = "0.1.0"
 

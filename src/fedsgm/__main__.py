@@ -1,5 +1,9 @@
-"""``python -m fedsgm`` is the command line."""
+"""The command line with all its commands: the console script ``fedsgm``, and ``python -m fedsgm``."""
 
-from fedsgm.cli import main
+from fedsgm.cli.app import app, main
+from fedsgm.paper.command import reproduce
 
-main()
+app.command()(reproduce)
+
+if __name__ == "__main__":
+    main()

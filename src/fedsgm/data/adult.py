@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedsgm.base.errors import FedSGMError, SettingError
+from fedsgm.base.files import write_atomically
 from fedsgm.data.table import Table, parse_table
-from fedsgm.errors import FedSGMError, SettingError
-from fedsgm.files import write_atomically
 
 COLUMNS = (
     *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship"),

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedsgm.errors import SettingError
-from fedsgm.structs import check_count, check_number
+from fedsgm.base.errors import SettingError
+from fedsgm.base.structs import check_count, check_number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsgm.errors import SettingError
+from fedsgm.base.errors import SettingError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedsgm.compression import Message
+from fedsgm.core.compression import Message
 from fedsgm.federation.program import Program
 from fedsgm.federation.protocol import FrameError, Kind, form_of, pack, unpack
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from fedsgm.compression import Identity
+from fedsgm.core.compression import Identity
+from fedsgm.core.rules import Direction
 from fedsgm.federation.program import At, Program
 from fedsgm.federation.protocol import NOTHING, FrameError, Kind, Reply, Request, checksum_of, pack, told, unpack
 from fedsgm.federation.state import Sent, State, Store
-from fedsgm.rules import Direction
 
 WELCOME = struct.Struct("<IIH")  # before a whole model: fingerprint, seed, the client's number
 

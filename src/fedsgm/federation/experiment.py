@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsgm.algorithm import FedSGM
-from fedsgm.errors import SettingError
-from fedsgm.problem import Task
+from fedsgm.base.errors import SettingError
+from fedsgm.core.algorithm import FedSGM
+from fedsgm.core.problem import Task
 
-_REHEARSAL = "fedsgm.federation.rehearsal"
+_REHEARSAL = "fedsgm.cli.rehearsal"
 
 
 @dataclasses.dataclass(frozen=True)

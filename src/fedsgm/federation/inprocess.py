@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedsgm import wire
+from fedsgm.core import wire
 from fedsgm.data.clients import Clients
 from fedsgm.federation.client import Client
 from fedsgm.federation.program import Program

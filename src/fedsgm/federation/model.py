@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsgm.compression import Dense, Message
+from fedsgm.core.compression import Dense, Message
 from fedsgm.federation.client import WELCOME
 from fedsgm.federation.program import Program
 from fedsgm.federation.protocol import NOTHING, WHOLE

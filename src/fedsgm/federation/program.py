@@ -2,7 +2,7 @@
 
 Each makes it from the same settings; a fingerprint, which comes with the model, tells when they differ. Its methods
 are the functions of ``algorithm.py``, compiled, with randomness from (seed, round, client), so that a federated run
-takes the steps that :func:`fedsgm.simulate` takes.
+takes the steps that :func:`fedsgm.engines.simulate` takes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedsgm import wire
-from fedsgm.algorithm import FedSGM, Flat, RoundKeys, Server
-from fedsgm.compression import Compressor, Identity, Message
-from fedsgm.errors import WireError
+from fedsgm.base.cache import use_compilation_cache
+from fedsgm.base.describe import describe
+from fedsgm.base.errors import WireError
+from fedsgm.base.layout import Layout
+from fedsgm.base.structs import struct
+from fedsgm.core import wire
+from fedsgm.core.algorithm import FedSGM, Flat, RoundKeys, Server
+from fedsgm.core.compression import Compressor, Identity, Message
+from fedsgm.core.problem import Measured, Task
+from fedsgm.core.rules import Direction
 from fedsgm.federation.protocol import VERSION, FrameError
-from fedsgm.layout import Layout
-from fedsgm.problem import Measured, Task
-from fedsgm.result import describe
-from fedsgm.rules import Direction
-from fedsgm.simulate import use_compilation_cache
-from fedsgm.structs import struct
 
 
 @struct

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedsgm.errors import FedSGMError
+from fedsgm.base.errors import FedSGMError
 
 VERSION = 1
 WHOLE = 0xFFFF  # in place of a number of broadcasts: the whole model

@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-from fedsgm.errors import ClientError
-from fedsgm.federation.lock import alone
+from fedsgm.base.errors import ClientError
+from fedsgm.base.lock import alone
 from fedsgm.federation.protocol import told
 
 _RETRY = 5.0  # seconds before a set-up that failed is tried again

@@ -13,17 +13,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedsgm import checkpoint as checkpoints
-from fedsgm.algorithm import Server
-from fedsgm.checkpoint import Checkpoint, Saved
-from fedsgm.errors import FederationError, FedSGMError
+from fedsgm.base.errors import FederationError, FedSGMError
+from fedsgm.core.algorithm import Server
+from fedsgm.core.rules import Direction
+from fedsgm.engines import checkpoint as checkpoints
+from fedsgm.engines.checkpoint import Checkpoint, Saved
 from fedsgm.federation.accounts import Account
 from fedsgm.federation.answers import NOT_FINITE, WRONG_SHAPE, Forms, Reasons, Report, Update, absurd
 from fedsgm.federation.model import Followed
 from fedsgm.federation.panel import Panel
 from fedsgm.federation.program import At, Program
 from fedsgm.federation.protocol import Kind, Transport, pack
-from fedsgm.rules import Direction
 
 TRIES = 5  # of a round, until enough have answered
 

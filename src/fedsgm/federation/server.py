@@ -14,18 +14,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedsgm import checkpoint as checkpoints
-from fedsgm.algorithm import FedSGM
-from fedsgm.checkpoint import Checkpoint
+from fedsgm.base.describe import describe
+from fedsgm.base.errors import SettingError
+from fedsgm.base.progress import Progress
+from fedsgm.base.structs import check_count, check_number, check_participants
+from fedsgm.core.algorithm import FedSGM
+from fedsgm.core.problem import Problem, Task
 from fedsgm.data.clients import Clients
-from fedsgm.errors import SettingError
+from fedsgm.engines import checkpoint as checkpoints
+from fedsgm.engines.checkpoint import Checkpoint
 from fedsgm.federation.program import Program
 from fedsgm.federation.protocol import Transport
 from fedsgm.federation.run import Run
-from fedsgm.problem import Problem, Task
-from fedsgm.progress import Progress
-from fedsgm.result import Result, describe
-from fedsgm.structs import check_count, check_number, check_participants
+from fedsgm.results.result import Result
 
 
 def federate(

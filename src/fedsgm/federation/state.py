@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsgm import checkpoint
-from fedsgm.checkpoint import Saved
-from fedsgm.errors import CheckpointError
+from fedsgm.base.errors import CheckpointError
+from fedsgm.base.files import write_atomically
+from fedsgm.engines import checkpoint
+from fedsgm.engines.checkpoint import Saved
 from fedsgm.federation.protocol import NOTHING
-from fedsgm.files import write_atomically
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from fedsgm.algorithm import FedSGM
-from fedsgm.compression import Identity, Quantize, TopK
+from fedsgm.core.algorithm import FedSGM
+from fedsgm.core.compression import Identity, Quantize, TopK
+from fedsgm.core.rules import Hard, Rule, Soft
 from fedsgm.paper import lines
 from fedsgm.paper.lines import Curve, Look
 from fedsgm.paper.study import Run, Scale, Table
-from fedsgm.result import RECENT, Result
-from fedsgm.rules import Hard, Rule, Soft
+from fedsgm.results.result import RECENT, Result
 from fedsgm.tasks import cmdp
 
 CLIENTS, BUDGET, EVERY = 10, 30.0, 10

@@ -10,7 +10,7 @@ import numpy as np
 from fedsgm.paper import cartpole
 from fedsgm.paper.lines import COLOURS, mark
 from fedsgm.paper.study import Claim, Findings, Run, Scale, Study, Table
-from fedsgm.result import Result
+from fedsgm.results.result import Result
 
 PAPER = {  # reward and cost after 100 and after 500 rounds
     "centralised": ((119.9, 33.6), (198.2, 33.2)),

@@ -9,7 +9,7 @@ import numpy as np
 from fedsgm.paper import cartpole
 from fedsgm.paper.lines import compared
 from fedsgm.paper.study import Findings, Run, Scale, Study, Table
-from fedsgm.result import Result
+from fedsgm.results.result import Result
 
 _COMPRESSION = "K/d = 0.5"
 

@@ -9,7 +9,7 @@ import numpy as np
 from fedsgm.paper import cartpole
 from fedsgm.paper.lines import compared
 from fedsgm.paper.study import Findings, Run, Scale, Study, Table
-from fedsgm.result import Result
+from fedsgm.results.result import Result
 
 PARTICIPANTS = (3, 5, 7, 10)
 SEEDS = 5

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsgm.algorithm import FedSGM
-from fedsgm.baselines import IPPConEx
+from fedsgm.core.algorithm import FedSGM
+from fedsgm.core.rules import Hard, Penalty, Rule, Soft
+from fedsgm.methods import IPPConEx
 from fedsgm.paper.lines import Data, Line, best, by_seed, compared, panels, summary
 from fedsgm.paper.study import Findings, Run, Scale, Study
-from fedsgm.result import Result
-from fedsgm.rules import Hard, Penalty, Rule, Soft
+from fedsgm.results.result import Result
 from fedsgm.tasks import fair_classification as task
 
 BOUND, LOCAL_STEPS, BATCH, BETA = 0.05, 2, 64, 40.0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedsgm.paper.study import Claim, Load, Run, Scale, Table
-from fedsgm.result import RECENT, Result
+from fedsgm.results.result import RECENT, Result
 
 GRID = (1.0, 0.3, 0.1, 0.03, 0.01, 0.001, 0.0001)
 QUICK_GRID = (1.0, 0.1)

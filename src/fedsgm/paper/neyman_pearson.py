@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedsgm.algorithm import FedSGM
-from fedsgm.compression import Compressor, Identity, TopK
+from fedsgm.core.algorithm import FedSGM
+from fedsgm.core.compression import Compressor, Identity, TopK
+from fedsgm.core.rules import Hard, Rule, Soft
 from fedsgm.paper.lines import Data, Line, Tuned, panels
 from fedsgm.paper.study import Run, Scale
-from fedsgm.result import Result
-from fedsgm.rules import Hard, Rule, Soft
+from fedsgm.results.result import Result
 from fedsgm.tasks import neyman_pearson as task
 
 BOUND, LOCAL_STEPS, BETA = 0.05, 5, 40.0

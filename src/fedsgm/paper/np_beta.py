@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fedsgm.core.rules import Hard, Soft
 from fedsgm.paper import neyman_pearson as np_task
 from fedsgm.paper.lines import by_seed, compared, summary
 from fedsgm.paper.study import Claim, Findings, Scale, Study
-from fedsgm.result import Result
-from fedsgm.rules import Hard, Soft
+from fedsgm.results.result import Result
 
 BETAS = (20.0, 40.0, 100.0, 400.0)
 LINES = [*(np_task.line(f"beta {beta:g}", Soft(beta)) for beta in BETAS), np_task.line("hard", Hard())]

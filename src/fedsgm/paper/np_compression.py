@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedsgm.compression import Identity, TopK
+from fedsgm.core.compression import Identity, TopK
 from fedsgm.paper import neyman_pearson as np_task
 from fedsgm.paper.lines import Tuned, by_seed, compared, summary
 from fedsgm.paper.study import Claim, Findings, Scale, Study
-from fedsgm.result import Result
+from fedsgm.results.result import Result
 
 FRACTIONS = (0.1, 0.25, 0.5, 1.0)
 LINES = [

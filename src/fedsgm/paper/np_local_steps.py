@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from fedsgm.paper import neyman_pearson as np_task
 from fedsgm.paper.lines import Tuned, by_seed, compared, summary
 from fedsgm.paper.study import Claim, Findings, Scale, Study
-from fedsgm.result import Result
+from fedsgm.results.result import Result
 
 STEPS = (1, 2, 5, 10)
 LINES = [np_task.line(f"{name}, E = {e}", rule, local_steps=e) for name, rule in np_task.RULES.items() for e in STEPS]

@@ -9,7 +9,7 @@ import numpy as np
 from fedsgm.paper import neyman_pearson as np_task
 from fedsgm.paper.lines import Tuned, by_seed, compared, summary
 from fedsgm.paper.study import Findings, Scale, Study
-from fedsgm.result import Result
+from fedsgm.results.result import Result
 
 CLIENTS = 20
 PARTICIPANTS = (2, 5, 10, 20)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedsgm.core.rules import Hard, Penalty, Soft
 from fedsgm.paper import neyman_pearson as np_task
 from fedsgm.paper.lines import COLOURS, Tuned, best, by_seed, compared, mark, summary
 from fedsgm.paper.study import Claim, Findings, Scale, Study
-from fedsgm.result import Result
-from fedsgm.rules import Hard, Penalty, Soft
+from fedsgm.results.result import Result
 
 WEIGHTS = (0.001, 0.5, 2.0, 20.0, 100.0)
 LINES = [

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fedsgm.core.rules import Hard, Soft
 from fedsgm.paper import neyman_pearson as np_task
 from fedsgm.paper.lines import Tuned, by_seed, compared, summary
 from fedsgm.paper.study import Claim, Findings, Scale, Study
-from fedsgm.result import Result
-from fedsgm.rules import Hard, Soft
+from fedsgm.results.result import Result
 
 MARGIN = 0.02
 LINES = {

@@ -11,11 +11,12 @@ from pathlib import Path
 import jax
 
 import fedsgm
-from fedsgm.files import write_atomically
-from fedsgm.paper import STUDIES, fair_adult
+from fedsgm.base.files import write_atomically
+from fedsgm.paper import fair_adult
 from fedsgm.paper.lines import GRID
+from fedsgm.paper.studies import STUDIES
 from fedsgm.paper.study import Findings, Run, Scale, Study, Table, collect, seconds
-from fedsgm.report import aligned
+from fedsgm.results.verdict import aligned
 
 _INTRODUCTION = """\
 # {title}

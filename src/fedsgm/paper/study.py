@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import fedsgm
-from fedsgm.checkpoint import Checkpoint
-from fedsgm.errors import SettingError
-from fedsgm.files import write_atomically
-from fedsgm.progress import Progress
-from fedsgm.result import Result, describe
-from fedsgm.simulate import simulate
+from fedsgm.base.describe import describe
+from fedsgm.base.errors import SettingError
+from fedsgm.base.files import write_atomically
+from fedsgm.base.progress import Progress
+from fedsgm.engines.checkpoint import Checkpoint
+from fedsgm.engines.simulate import simulate
+from fedsgm.results.result import Result
 
 _CHECKPOINT_EVERY = 50
 

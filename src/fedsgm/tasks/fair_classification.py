@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from fedsgm.base.errors import SettingError
+from fedsgm.core.problem import Problem
+from fedsgm.core.quantities import Mean
 from fedsgm.data import Clients, dirichlet, split
 from fedsgm.data.adult import adult
 from fedsgm.data.table import Encoder, Table
-from fedsgm.errors import SettingError
-from fedsgm.fairness import demographic_parity
-from fedsgm.models import MLP
-from fedsgm.problem import Problem
-from fedsgm.quantities import Mean
+from fedsgm.tables.fairness import demographic_parity
+from fedsgm.tables.models import MLP
 
 MODEL = MLP(hidden=(64,))
 MIXES = ("label", "group", "label-group")

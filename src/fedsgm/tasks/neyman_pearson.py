@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedsgm.base.structs import check_count
+from fedsgm.core.problem import Problem
+from fedsgm.core.quantities import Mean
 from fedsgm.data import Clients, iid, split
 from fedsgm.data.breast_cancer import breast_cancer
-from fedsgm.models import cross_entropy
-from fedsgm.problem import Problem
-from fedsgm.quantities import Mean
-from fedsgm.structs import check_count
+from fedsgm.tables.models import cross_entropy
 
 
 def logistic_loss(params: Any, example: Any) -> jax.Array:

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedsgm.algorithm import FedSGM
-from fedsgm.errors import SettingError
-from fedsgm.rules import Soft
-from fedsgm.structs import check_count, check_number
+from fedsgm.base.errors import SettingError
+from fedsgm.base.structs import check_count, check_number
+from fedsgm.core.algorithm import FedSGM
+from fedsgm.core.rules import Soft
 from fedsgm.tasks.cmdp.policies import MLP, Categorical, Gaussian
 from fedsgm.tasks.cmdp.schedules import HarmonicDecay
 from fedsgm.tasks.cmdp.task import CMDP

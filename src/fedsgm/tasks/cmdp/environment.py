@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from fedsgm.errors import SettingError
-from fedsgm.structs import struct
+from fedsgm.base.errors import SettingError
+from fedsgm.base.structs import struct
 from fedsgm.tasks.cmdp.policies import Policy
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedsgm.errors import SettingError
+from fedsgm.base.errors import SettingError
 from fedsgm.tasks.cmdp.cartpole import EDGE, FALL, HORIZON, CartPole
 
 try:

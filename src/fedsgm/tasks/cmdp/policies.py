@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedsgm.errors import SettingError
+from fedsgm.base.errors import SettingError
 
 _LOG_STD = (-5.0, 2.0)
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedsgm.errors import SettingError
-from fedsgm.files import write_atomically
+from fedsgm.base.errors import SettingError
+from fedsgm.base.files import write_atomically
 from fedsgm.tasks.cmdp.cartpole import EDGE, CartPole
 from fedsgm.tasks.cmdp.environment import rollout
 from fedsgm.tasks.cmdp.task import CMDP

@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from fedsgm.structs import check_number
+from fedsgm.base.structs import check_number
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedsgm.errors import SettingError
-from fedsgm.problem import Measured
-from fedsgm.rules import Direction
-from fedsgm.structs import check_count, check_number, static, struct
+from fedsgm.base.errors import SettingError
+from fedsgm.base.structs import check_count, check_number, static, struct
+from fedsgm.core.problem import Measured
+from fedsgm.core.rules import Direction
 from fedsgm.tasks.cmdp import trpo
 from fedsgm.tasks.cmdp.environment import Environment, Steps, check, episodes, rollout
 from fedsgm.tasks.cmdp.policies import MLP, Policy

@@ -1,0 +1,1 @@
+"""What everything stands on: errors, structs, the flat layout, files, progress. Knows nothing of learning."""

@@ -1,0 +1,62 @@
+"""Between the user's parameters, any pytree, and the one flat float32 vector that the algorithm moves."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedsgm.base.errors import SettingError
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where each array of a pytree of parameters stands in the flat vector. Hashable: part of the program."""
+
+    structure: Any
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, params: Any) -> Layout:
+        """The layout of these parameters, which must be finite floating-point arrays."""
+        leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+        if not sum(np.size(leaf) for _, leaf in leaves):
+            raise SettingError("params: there is no array in it, so there is nothing to learn")
+        for path, leaf in leaves:
+            name = "params" + jax.tree_util.keystr(path)
+            kind = np.asarray(leaf)
+            if not jnp.issubdtype(kind.dtype, jnp.floating):
+                raise SettingError(f"{name} has type {kind.dtype}, but parameters must be floating-point arrays")
+            if not np.isfinite(kind.astype(np.float32)).all():
+                raise SettingError(f"{name} has a NaN or an infinite entry; start from finite parameters")
+        return cls(structure, tuple(np.shape(leaf) for _, leaf in leaves))
+
+    @property
+    def size(self) -> int:
+        """d, the number of parameters."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def flatten(self, params: Any) -> Any:
+        """One flat float32 vector; NumPy in, NumPy out."""
+        leaves = self.structure.flatten_up_to(params)
+        xp: Any = np if all(isinstance(leaf, (np.ndarray, float)) for leaf in leaves) else jnp
+        return xp.concatenate([xp.ravel(leaf).astype(np.float32) for leaf in map(xp.asarray, leaves)])
+
+    def unflatten(self, vector: Any) -> Any:
+        """The pytree again; leading axes of ``vector`` are kept in front of every array."""
+        leaves, start = [], 0
+        for shape in self.shapes:
+            size = math.prod(shape)
+            leaves.append(vector[..., start : start + size].reshape((*vector.shape[:-1], *shape)))
+            start += size
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def rows(self, params: Any) -> np.ndarray:
+        """[k, d] in float64, of parameters with a leading axis of k, or of one without."""
+        leaves = self.structure.flatten_up_to(params)
+        parts = [np.reshape(leaf, (-1, math.prod(shape))) for leaf, shape in zip(leaves, self.shapes, strict=True)]
+        return np.concatenate(parts, axis=1).astype(np.float64)

@@ -1,0 +1,115 @@
+"""The experiments that commands run: each gives the problem, the clients, the first parameters and the test data.
+
+Their parameters are flags of ``fedsgm run``, ``sweep`` and ``federate local``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from fedsgm.base.errors import SettingError
+from fedsgm.cli.flags import PROBLEM, option
+
+Setup = Callable[..., tuple[Any, Any, Any, Any]]
+
+
+def neyman_pearson(
+    bound: Annotated[float, option(panel=PROBLEM, help="Bound on the minority class's loss.")] = 0.05,
+    clients: Annotated[int, option(panel=PROBLEM, help="Clients, n.")] = 20,
+    split: Annotated[int, option(panel=PROBLEM, help="Seed of the train/test split and of the deal to clients.")] = 0,
+) -> tuple[Any, Any, Any, Any]:
+    """Least loss on the majority class with the minority's loss within a bound (breast cancer data).
+
+    The defaults are the paper's experiment. The run folder gets history.parquet, params.safetensors,
+    settings.toml (give it to --config to repeat the run), result.json and history.png.
+    """
+    from fedsgm.tasks import neyman_pearson as task
+
+    dealt, test, params = task.load(clients=clients, split_seed=split)
+    return task.neyman_pearson(bound), dealt, params, test
+
+
+def fair_adult(
+    bound: Annotated[float, option(panel=PROBLEM, help="Bound on the gap of women's and men's mean scores.")] = 0.05,
+    clients: Annotated[int, option(panel=PROBLEM, help="Clients, n.")] = 10,
+    alpha: Annotated[float, option(panel=PROBLEM, help="Dirichlet parameter: a small one makes clients differ.")] = 2.0,
+    mix: Annotated[
+        str, option(panel=PROBLEM, help="What clients have unequal shares of: label, group or label-group.")
+    ] = "label",
+    gradient: Annotated[
+        str, option(panel=PROBLEM, help="Of the gap: linearized (exact at E = 1) or local (each client its own gap).")
+    ] = "linearized",
+    hidden: Annotated[str, option(panel=PROBLEM, help="Widths of the hidden layers, such as 64 or 64,32.")] = "64",
+    split: Annotated[int, option(panel=PROBLEM, help="Seed of the deal to clients and of the first weights.")] = 0,
+    adult: Annotated[
+        Path | None, option(panel=PROBLEM, help="Folder with adult.data and adult.test; fetched once if not given.")
+    ] = None,
+) -> tuple[Any, Any, Any, Any]:
+    """Least loss on the Adult data with a bounded gap between women and men (demographic parity).
+
+    The defaults are the paper's experiment; the run folder is as for neyman-pearson.
+    """
+    from fedsgm.tables.models import MLP
+    from fedsgm.tasks import fair_classification as task
+
+    model = MLP(widths(hidden))
+    dealt, test, params = task.load(clients=clients, alpha=alpha, mix=mix, model=model, split_seed=split, path=adult)
+    return task.fair_classification(bound, model=model, gradient=gradient), dealt, params, test
+
+
+def cartpole(
+    clients: Annotated[int, option(panel=PROBLEM, help="Clients, n.")] = 10,
+    lowest_budget: Annotated[float, option(panel=PROBLEM, help="The first client's budget of cost.")] = 25.0,
+    highest_budget: Annotated[float, option(panel=PROBLEM, help="The last client's; the others lie between.")] = 35.0,
+    continuous: Annotated[
+        bool, option("--continuous", panel=PROBLEM, help="A force between -10 and 10 newtons, not left or right.")
+    ] = False,
+    angle: Annotated[float, option(panel=PROBLEM, help="Degrees that the pole may lean without cost.")] = 6.0,
+    integrator: Annotated[str, option(panel=PROBLEM, help="euler or semi-implicit.")] = "euler",
+    horizon: Annotated[int, option(panel=PROBLEM, help="Steps after which an episode ends.")] = 200,
+    hidden: Annotated[str, option(panel=PROBLEM, help="Widths of the policy's hidden layers.")] = "128,128",
+    environments: Annotated[int, option(panel=PROBLEM, help="Environments a client plays side by side.")] = 5,
+    steps: Annotated[int, option(panel=PROBLEM, help="Steps that it plays in each, a round.")] = 200,
+    kl_radius: Annotated[float, option(panel=PROBLEM, help="Trust region of a local step, as a divergence.")] = 0.003,
+    decay: Annotated[bool, option(panel=PROBLEM, help="Shrink the trust region from round to round.")] = True,
+    damping: Annotated[float, option(panel=PROBLEM, help="Added to the Fisher information's diagonal.")] = 0.001,
+    solver: Annotated[str, option(panel=PROBLEM, help="Of the natural gradient: gram (exact) or cg.")] = "gram",
+    line_search: Annotated[
+        bool, option("--line-search", panel=PROBLEM, help="Shorten a step until the surrogate rises.")
+    ] = False,
+    split: Annotated[int, option(panel=PROBLEM, help="Seed of the policy that every run starts from.")] = 0,
+) -> tuple[Any, Any, Any, Any]:
+    """Balance a pole for as long as possible with the cost of forbidden places within the clients' budgets.
+
+    The defaults are the paper's experiment; a centralised run wants --centralized --kl-radius 0.0005.
+    """
+    from fedsgm.tasks import cmdp
+
+    experiment = cmdp.load(
+        clients=clients,
+        budgets=(lowest_budget, highest_budget),
+        environment=cmdp.CartPole(continuous=continuous, angle=angle, integrator=integrator),
+        hidden=widths(hidden),
+        policy_seed=split,
+        horizon=horizon,
+        environments=environments,
+        steps=steps,
+        radius=kl_radius,
+        damping=damping,
+        solver=solver,
+        line_search=line_search,
+        **{} if decay else {"schedule": None},
+    )
+    return experiment.task, experiment.clients, experiment.params, None
+
+
+def widths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise SettingError(f"--hidden {text}: write the layers' widths, such as 64 or 64,32") from None
+
+
+SETUPS: dict[str, Setup] = {"neyman-pearson": neyman_pearson, "fair-adult": fair_adult, "cartpole": cartpole}

@@ -1,0 +1,207 @@
+"""Algorithm 1 of the paper: FedSGM, in the five functions that clients and the server call.
+
+            client                                server
+     measure(w, data)        -> statistics   -->
+                                                  decide(statistics)      -> direction
+     local_update(w, direction, data, memory)
+                             -> message, memory -->
+                                                  aggregate(messages)     -> server, broadcast
+     receive(w, broadcast)   -> w            <--
+
+Line numbers are those of the paper's listing, every line counted. Every function is pure and works on flat float32
+vectors. An engine decides where they run; randomness is a function of (seed, round, client) alone, so every engine
+gives the same iterates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedsgm.base.errors import SettingError
+from fedsgm.base.layout import Layout
+from fedsgm.base.structs import check_count, check_number, check_participants, static, struct
+from fedsgm.core import feedback
+from fedsgm.core.compression import Compressor, Identity, Message
+from fedsgm.core.problem import Measured, Task
+from fedsgm.core.rules import Direction, Hard, Rule
+
+
+@struct
+class Flat:
+    """A task that speaks of flat vectors."""
+
+    task: Task
+    layout: Layout = static()
+
+    def measure(self, w: jax.Array, data: Any, key: jax.Array, batch_size: int | None) -> tuple[Any, Any]:
+        return self.task.measure(self.layout.unflatten(w), data, key, batch_size=batch_size)
+
+    def direction(
+        self, w: jax.Array, direction: Direction, data: Any, kept: Any, key: jax.Array, batch_size: int | None
+    ) -> jax.Array:
+        step = self.task.direction(self.layout.unflatten(w), direction, data, kept, key, batch_size=batch_size)
+        return self.layout.flatten(step)
+
+    def evaluate(self, w: jax.Array, data: Any, key: jax.Array) -> Any:
+        return self.task.evaluate(self.layout.unflatten(w), data, key)
+
+    def project(self, project: Callable[[Any], Any] | None, w: jax.Array) -> jax.Array:
+        return w if project is None else self.layout.flatten(project(self.layout.unflatten(w)))
+
+
+@struct
+class Server:
+    """What the server carries from round to round.
+
+    ``replica`` is w, the model that every client holds; ``model`` is x, the server's own, which differs from
+    it only where the downlink is compressed (None otherwise).
+    """
+
+    replica: jax.Array
+    model: jax.Array | None
+    rule: Any
+
+
+@struct
+class FedSGM:
+    """Federated switching gradient method with local steps, partial participation and compression both ways.
+
+    Args:
+        step_size: eta, of the local steps and of the server's.
+        local_steps: E.
+        participants: m clients drawn each round; None is all of them.
+        rule: how violation becomes a direction, e.g. ``Hard()`` or ``Soft(beta=40.0)``.
+        tolerance: epsilon, the slack on top of the user's bound before a round counts as violated.
+        uplink, downlink: compressors; error feedback is on wherever one is not ``Identity``.
+        project: the projection onto X, from parameters to parameters (any ``optax.projections`` fits).
+        batch_size: examples drawn for each local gradient; None is all of the client's.
+        constraint_batch_size: examples drawn for each constraint query; None is all of the client's.
+        promise: the guarantee that the settings were made for, by :meth:`from_theory`; of no effect on a run.
+    """
+
+    step_size: float
+    local_steps: int = static(default=1)
+    participants: int | None = static(default=None)
+    rule: Rule = Hard()
+    tolerance: float = 0.0
+    uplink: Compressor = static(default=Identity())
+    downlink: Compressor = static(default=Identity())
+    project: Callable[[Any], Any] | None = static(default=None)
+    batch_size: int | None = static(default=None)
+    constraint_batch_size: int | None = static(default=None)
+    promise: Any = None
+
+    @classmethod
+    def from_theory(cls, problem: Any, clients: Any, params: Any, *, rounds: int, **settings: Any) -> FedSGM:
+        """Step size, tolerance and beta from the theorem that covers the setting; the verdict then has its promise.
+
+        Args:
+            rounds: T, as the run will have.
+            rule: ``"hard"`` or ``"soft"``.
+            local_steps, participants, uplink, downlink, project, batch_size, constraint_batch_size: as above.
+            distance, lipschitz, sigma: D, G and sigma; measured (:mod:`fedsgm.theory.estimates`) if not given.
+            delta: how often the promise may fail, with sampled clients or mini-batches.
+            gradient_noise, query_noise: sigma_xi and sigma_b, for mini-batches.
+            weak_convexity, proximal, multiplier: rho, rho_hat and Lambda, for a weakly convex objective.
+            form: ``"proof"`` or ``"statement"``, see :mod:`fedsgm.theory`.
+        """
+        from fedsgm.theory import plan
+
+        return cls(**plan(problem, clients, params, rounds=rounds, **settings))
+
+    def __post_init__(self) -> None:
+        check_number("FedSGM", "step_size", self.step_size, above=0)
+        check_number("FedSGM", "tolerance", self.tolerance, least=0)
+        check_count("FedSGM", "local_steps", self.local_steps)
+        if isinstance(self.rule, (str, type)):  # JAX rebuilds structs with objects of its own
+            raise SettingError(f"FedSGM: rule={self.rule!r}, but it must be a rule, for instance Hard()")
+        for name in ("uplink", "downlink"):
+            value = getattr(self, name)
+            if isinstance(value, type) or not hasattr(value, "compress"):
+                raise SettingError(f"FedSGM: {name}={value!r}, but it must be a compressor, for instance TopK(0.1)")
+        if self.project is not None and not callable(self.project):
+            raise SettingError(f"FedSGM: project={self.project!r}, but it must be a function of the parameters")
+        for name in ("participants", "batch_size", "constraint_batch_size"):
+            if getattr(self, name) is not None:
+                check_count("FedSGM", name, getattr(self, name))
+
+    def init(self, w: Any) -> Server:
+        """x_0 = w_0; no server model of its own where the downlink is not compressed."""
+        return Server(w, None if isinstance(self.downlink, Identity) else w, self.rule.init())
+
+    def init_memory(self, clients: int, d: int) -> np.ndarray | None:
+        """e_j = 0 for every client; none where the uplink is not compressed."""
+        return None if isinstance(self.uplink, Identity) else np.zeros((clients, d), np.float32)
+
+    def sample(self, key: jax.Array, clients: int) -> jax.Array:
+        """S_t: m distinct clients, uniformly, in ascending order (line 2)."""
+        check_participants(self.participants, clients)
+        if self.participants is None or self.participants == clients:
+            return jnp.arange(clients)
+        _, chosen = jax.lax.top_k(jax.random.uniform(key, (clients,)), self.participants)
+        return jnp.sort(chosen)
+
+    def measure(self, task: Flat, w: jax.Array, data: Any, key: jax.Array) -> tuple[Any, Any]:
+        """Client: the statistics of its constraints at w_t (line 3), and what the task keeps for the update."""
+        return task.measure(w, data, jax.random.fold_in(key, 0), self.constraint_batch_size)
+
+    def decide(self, task: Flat, rule: Any, statistics: Any, key: jax.Array) -> tuple[Direction, Any, Measured]:
+        """Server: the estimate of the constraint and the weights that follow from it (lines 4, 8-17)."""
+        measured = task.task.combine(statistics, self.tolerance, jax.random.fold_in(key, 0))
+        direction, rule = self.rule.decide(measured.violation, rule)
+        return Direction(direction.objective, direction.constraint, measured.guide), rule, measured
+
+    def local_update(
+        self,
+        task: Flat,
+        w: jax.Array,
+        direction: Direction,
+        data: Any,
+        kept: Any,
+        memory: jax.Array | None,
+        key: jax.Array,
+    ) -> tuple[Message, jax.Array | None]:
+        """Client: E local steps from w_t, then the compressed sum of their directions (lines 6-27)."""
+
+        def step(tau: jax.Array, total: jax.Array) -> jax.Array:
+            at = w - self.step_size * total
+            return total + task.direction(at, direction, data, kept, jax.random.fold_in(key, 2 + tau), self.batch_size)
+
+        total = jax.lax.fori_loop(0, self.local_steps, step, jnp.zeros_like(w))
+        return feedback.send(self.uplink, memory, total, jax.random.fold_in(key, 1))
+
+    def aggregate(self, task: Flat, server: Server, messages: Message, key: jax.Array) -> tuple[Server, Message]:
+        """Server: one projected step along the mean message, and what is sent to all (lines 29-34, 38)."""
+        d = server.replica.shape[-1]
+        mean = jnp.mean(jax.vmap(lambda message: self.uplink.decompress(message, d))(messages), axis=0)
+        current = server.replica if server.model is None else server.model
+        model = task.project(self.project, current - self.step_size * mean)
+        broadcast = feedback.broadcast(self.downlink, server.replica, model, jax.random.fold_in(key, 1))
+        replica = self.receive(server.replica, broadcast)
+        return Server(replica, None if server.model is None else model, server.rule), broadcast
+
+    def receive(self, w: jax.Array, broadcast: Message) -> jax.Array:
+        """Client: the next model (lines 35-36)."""
+        return feedback.follow(self.downlink, w, broadcast)
+
+
+@struct
+class RoundKeys:
+    """The independent random keys of one round of one seed."""
+
+    sampling: jax.Array
+    server: jax.Array
+    clients: jax.Array
+
+    @classmethod
+    def of(cls, seed: jax.Array, round: jax.Array) -> RoundKeys:
+        key = jax.random.fold_in(jax.random.key(seed), round)
+        return cls(*(jax.random.fold_in(key, purpose) for purpose in range(3)))
+
+    def client(self, index: jax.Array) -> jax.Array:
+        return jax.random.fold_in(self.clients, index)

@@ -1,0 +1,339 @@
+"""What is minimised and subject to what, said in functions of one example.
+
+A :class:`Problem` is also the supervised *task* that the algorithm runs: it turns those functions into the
+two things a client does, ``measure`` its constraints and give a ``direction`` for one local step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedsgm.base.errors import SettingError
+from fedsgm.base.structs import static, struct
+from fedsgm.core.quantities import Constraint, Mean, PerExample, Quantity, Statistic
+from fedsgm.core.rules import Direction
+from fedsgm.data.clients import Clients
+
+RESERVED = (
+    *("objective", "estimate", "violation", "weight", "multiplier", "participants"),
+    *("bytes_up", "bytes_down", "answered", "evaluated", "seed", "round"),
+)
+
+
+@struct
+class Examples:
+    """One client's examples (in the engine: all clients', with a leading axis).
+
+    ``weights`` has one row for the objective and one for each constraint. A mean's is 1/count on the examples that
+    it averages over, a statistic's is 1, and both are 0 on padding. So every quantity is a weighted sum.
+    """
+
+    examples: Any
+    weights: Any
+    count: Any
+
+    def batch(self, size: int | None, key: jax.Array) -> Examples:
+        """``size`` examples drawn uniformly with replacement, weighted so that every sum is unbiased."""
+        if size is None:
+            return self
+        chosen = jax.random.randint(key, (size,), 0, self.count)
+        weights = self.weights[:, chosen] * self.count / size
+        return Examples(jax.tree.map(lambda a: a[chosen], self.examples), weights, jnp.int32(size))
+
+
+class Measured(NamedTuple):
+    """What the server makes of the participants' statistics."""
+
+    violation: jax.Array
+    guide: Any
+    report: dict[str, jax.Array]
+    scale: Any = 1.0  # of the constraint that the violation is of; its gradient is in the constraint's own units
+
+
+class Task(Protocol):
+    """What the algorithm asks of a problem. ``params`` is the flat vector's pytree, ``data`` one client's."""
+
+    @property
+    def bounds(self) -> dict[str, float]: ...
+
+    def prepare(self, clients: Any, params: Any, *, owner: str = "client") -> Any: ...
+
+    def prepare_one(self, data: Any, params: Any) -> Any:
+        """One client's data, prepared where it is: what the functions below call ``data``."""
+        ...
+
+    def at(self, round: jax.Array) -> Task:
+        """The task in this round, for what changes from round to round by a schedule."""
+        ...
+
+    def measure(self, params: Any, data: Any, key: jax.Array, *, batch_size: int | None) -> tuple[Any, Any]: ...
+
+    def combine(self, statistics: Any, tolerance: Any, key: jax.Array) -> Measured: ...
+
+    def direction(
+        self, params: Any, direction: Direction, data: Any, kept: Any, key: jax.Array, *, batch_size: int | None
+    ) -> Any: ...
+
+    def inspect(self, before: Any, after: Any, kept: Any) -> dict[str, jax.Array]:
+        """More columns of the history: what there is to see of a round's step. ``kept`` is the participants'."""
+        ...
+
+    def evaluate(self, params: Any, data: Any, key: jax.Array) -> Any: ...
+
+    def summarise(self, evaluations: Any) -> tuple[dict[str, jax.Array], jax.Array]: ...
+
+
+FOLLOW = ("largest", "random", "sum")
+
+
+@struct
+class Problem:
+    """Minimise ``objective`` subject to ``constraints``, over clients whose data stays where it is.
+
+    ``follow`` says which gradient a constraint step takes when there are several: that of the ``"largest"``
+    violation, of a ``"random"`` one of the violated, or the ``"sum"`` of the violated. Where none is violated
+    (a soft rule mixes before that), it is the one nearest to its bound.
+
+    >>> import fedsgm as fs
+    >>> loss = lambda w, example: (w - example["a"]) ** 2
+    >>> fs.Problem(objective=loss, constraints=[fs.Mean(lambda w, example: w, name="size") <= 1.0]).names
+    ('size',)
+    """
+
+    objective: Mean
+    constraints: Sequence[Constraint] = ()
+    follow: str = static(default="largest")
+
+    def __post_init__(self) -> None:
+        if self.follow not in FOLLOW:
+            raise SettingError(f"Problem: follow={self.follow!r}, but it must be one of {', '.join(FOLLOW)}")
+        if callable(self.objective):
+            object.__setattr__(self, "objective", Mean(self.objective))
+        if not isinstance(self.constraints, (list, tuple, Constraint)):
+            return  # JAX rebuilds structs with objects of its own
+        given = [self.constraints] if isinstance(self.constraints, Constraint) else self.constraints
+        object.__setattr__(self, "constraints", tuple(given))
+        named = [c.name for c in self.constraints if isinstance(c, Constraint) and isinstance(c.quantity, Quantity)]
+        for constraint in self.constraints:
+            if isinstance(constraint, (Quantity, bool, str)) or callable(constraint):
+                raise SettingError("Problem: a constraint is quantity <= bound, for instance Mean(loss) <= 0.05")
+        for i, name in enumerate(named):
+            if name in RESERVED or name in named[:i]:
+                why = "is taken" if name in RESERVED else "is used twice"
+                raise SettingError(f"Problem: the constraint name {name!r} {why}; give another, Mean(..., name=...)")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(constraint.name for constraint in self.constraints)
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        return {constraint.name: constraint.bound for constraint in self.constraints}
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        return (self.objective, *(constraint.quantity for constraint in self.constraints))
+
+    def prepare(self, clients: Clients, params: Any, *, owner: str = "client", everybody: bool = True) -> Examples:
+        """Check the functions against the data and weigh every example once, before anything runs.
+
+        Unless these are ``everybody``, what only all clients together must have is not asked of them.
+        """
+        self._check(clients)
+        labels = ("the objective", *(f"the constraint {name!r}" for name in self.names))
+        example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), clients.examples)
+        present = np.arange(clients.longest) < clients.counts[:, None]
+        weights = []
+        for quantity, label in zip(self.quantities, labels, strict=True):
+            if isinstance(quantity, Statistic):
+                _check_statistic(quantity, clients, params, label, owner, everybody)
+                weights.append(present.astype(np.float32))
+                continue
+            _check_scalar(jax.eval_shape(quantity.fn, params, example), f"{label}: its function", "per example")
+            chosen = present & _select(quantity.where, clients.examples, label)
+            sizes = chosen.sum(axis=1)
+            if not sizes.all():
+                who = f"{owner} {int(np.argmin(sizes > 0))}" if owner == "client" else owner
+                raise SettingError(
+                    f"{who} has no example that {label} averages over; split the data so that each has one"
+                )
+            weights.append((chosen / sizes[:, None]).astype(np.float32))
+        return Examples(clients.examples, np.stack(weights, axis=1), clients.counts.astype(np.int32))
+
+    def prepare_one(self, data: Any, params: Any) -> Examples:
+        """The same for one client's examples alone."""
+        prepared = self.prepare(Clients.from_list([data]), params, owner="this client", everybody=False)
+        return jax.tree.map(lambda a: a[0], prepared)
+
+    def centralized(self, clients: Clients) -> tuple[Problem, Clients]:
+        """The problem as one client with all examples has it."""
+        return self, clients.together()
+
+    def at(self, round: jax.Array) -> Problem:
+        """The same in every round."""
+        return self
+
+    def _check(self, clients: Any) -> None:
+        """What the constructor must let pass, because JAX rebuilds structs with objects of its own."""
+        if not isinstance(clients, Clients):
+            kind = type(clients).__name__
+            raise SettingError(f"clients: a {kind}, but it must be Clients; use split(...) or Clients.from_list(...)")
+        if not isinstance(self.objective, Mean):
+            raise SettingError(
+                f"Problem: objective={self.objective!r}, but it must be a function of (params, example), or its Mean"
+            )
+        if not isinstance(self.constraints, tuple):
+            raise SettingError("Problem: constraints must be a list of constraints, each quantity <= bound")
+        for constraint in self.constraints:
+            if not isinstance(constraint, Constraint) or not isinstance(constraint.quantity, Quantity):
+                raise SettingError("Problem: a constraint is quantity <= bound, for instance Mean(loss) <= 0.05")
+
+    def measure(
+        self, params: Any, data: Examples, key: jax.Array, *, batch_size: int | None = None
+    ) -> tuple[tuple[Any, ...], None]:
+        """The client's own statistics of each constraint, g_j(w); nothing is kept for the update that follows."""
+        return self._statistics(params, data.batch(batch_size, key), range(1, len(self.quantities))), None
+
+    def combine(self, statistics: tuple[Any, ...], tolerance: Any, key: jax.Array) -> Measured:
+        """The participants' estimate of each constraint, the largest violation, and what clients follow."""
+        if not self.constraints:
+            none = jnp.float32(-jnp.inf)
+            return Measured(none, (jnp.zeros(0), ()), {"estimate": jnp.float32(jnp.nan)})
+        participants = jax.tree.leaves(statistics)[0].shape[0]
+        quantities = self.quantities[1:]
+        pooled = [q.pool(s) for q, s in zip(quantities, statistics, strict=True)]
+        estimates = jnp.stack([q.measured(p) for q, p in zip(quantities, pooled, strict=True)])
+        violations = self._violations(estimates, tolerance)
+        violations = jnp.where(jnp.isnan(violations), -jnp.inf, violations)
+        worst = jnp.argmax(violations)
+        guides = tuple(q.guide(p, participants) for q, p in zip(quantities, pooled, strict=True))
+        scales = jnp.array([c.scale for c in self.constraints], jnp.float32)
+        guide = (self._active(violations, key), guides)
+        return Measured(violations[worst], guide, {"estimate": estimates[worst]}, scales[worst])
+
+    def direction(
+        self,
+        params: Any,
+        direction: Direction,
+        data: Examples,
+        kept: None,
+        key: jax.Array,
+        *,
+        batch_size: int | None = None,
+    ) -> Any:
+        """The gradient of ``objective * f_j + constraint * g_j`` on the client's own data."""
+        data = data.batch(batch_size, key)
+        active, guides = direction.guide
+        scales = jnp.stack([direction.objective, *(direction.constraint * active)])
+
+        def mixed(params: Any) -> jax.Array:
+            statistics = self._statistics(params, data, range(len(self.quantities)))
+            terms = zip(self.quantities, statistics, (None, *guides), strict=True)
+            return jnp.stack([quantity.local(own, guide) for quantity, own, guide in terms]) @ scales
+
+        return jax.grad(mixed)(params)
+
+    def inspect(self, before: Any, after: Any, kept: None) -> dict[str, jax.Array]:
+        """Nothing more to see."""
+        return {}
+
+    def evaluate(self, params: Any, data: Examples, key: jax.Array) -> tuple[Any, ...]:
+        """The client's statistics of the objective and the constraints, on all its examples."""
+        return self._statistics(params, data, range(len(self.quantities)))
+
+    def summarise(self, evaluations: tuple[Any, ...]) -> tuple[dict[str, jax.Array], jax.Array]:
+        """The values over all clients by name, and the largest violation of a bound (no tolerance)."""
+        values = jnp.stack([q.measured(q.pool(s)) for q, s in zip(self.quantities, evaluations, strict=True)])
+        worst = jnp.max(self._violations(values[1:], 0.0), initial=-jnp.inf)
+        return dict(zip(("objective", *self.names), values, strict=True)), worst
+
+    def _active(self, violations: jax.Array, key: jax.Array) -> jax.Array:
+        """The weights of the constraints' gradients in a constraint step."""
+        largest = jax.nn.one_hot(jnp.argmax(violations), len(self.constraints))
+        violated = violations > 0
+        if self.follow == "largest":
+            return largest
+        if self.follow == "random":
+            draw = jax.random.uniform(key, violations.shape) * violated
+            chosen = jax.nn.one_hot(jnp.argmax(draw), len(self.constraints))
+        else:
+            chosen = violated.astype(jnp.float32)
+        return jnp.where(jnp.any(violated), chosen, largest)
+
+    def _violations(self, values: jax.Array, tolerance: Any) -> jax.Array:
+        bounds = jnp.array([c.bound for c in self.constraints], jnp.float32)
+        scales = jnp.array([c.scale for c in self.constraints], jnp.float32)
+        return (values - bounds - tolerance) / scales
+
+    def _statistics(self, params: Any, data: Examples, which: Sequence[int]) -> tuple[Any, ...]:
+        """Weighted sums; means that share a function share its evaluation, and so its gradient."""
+        over_examples = (None, 0)
+        means: dict[PerExample, list[int]] = {}
+        found: dict[int, Any] = {}
+        for i in which:
+            quantity = self.quantities[i]
+            if isinstance(quantity, Mean):
+                means.setdefault(quantity.fn, []).append(i)
+            else:
+                each = jax.vmap(quantity.sums, over_examples)(params, data.examples)
+                found[i] = jax.tree.map(lambda a, i=i: jnp.tensordot(data.weights[i], a, 1), each)
+        for fn, sharing in means.items():
+            # One product for all of them: as separate sums XLA fuses fn into each, and computes it once for each.
+            weights = data.weights if len(sharing) == len(self.quantities) else data.weights[np.array(sharing)]
+            found |= zip(sharing, weights @ jax.vmap(fn, over_examples)(params, data.examples), strict=True)
+        return tuple(found[i] for i in which)
+
+
+def _check_scalar(out: Any, what: str, per: str) -> None:
+    shape = getattr(out, "shape", None)
+    if shape != () or not jnp.issubdtype(out.dtype, jnp.floating):
+        got = f"a {type(out).__name__}" if shape is None else f"shape {shape}" if shape else f"type {out.dtype}"
+        raise SettingError(f"{what} must return one floating-point number {per}, but it returned {got}")
+
+
+def _check_statistic(
+    quantity: Statistic, clients: Clients, params: Any, label: str, owner: str, everybody: bool
+) -> None:
+    """The functions fit each other, and over everybody the value is defined where the run starts."""
+
+    def pooled(params: Any, examples: Any, present: Any) -> Any:
+        each = jax.vmap(jax.vmap(quantity.sums, (None, 0)), (None, 0))(params, examples)
+        return jax.tree.map(lambda a: jnp.tensordot(present, a.astype(jnp.float32), 2), each)
+
+    present = (np.arange(clients.longest) < clients.counts[:, None]).astype(np.float32)
+    shapes = jax.eval_shape(pooled, params, clients.examples, present)
+    for name in ("value", "switch_on"):
+        function = getattr(quantity, name)
+        if function is not None:
+            _check_scalar(jax.eval_shape(function, shapes), f"{label}: its {name}", "for the total")
+    if not everybody:
+        return
+    total = jax.jit(pooled)(params, clients.examples, present)
+    who = "no client" if owner == "client" else owner
+    if quantity.members is not None:
+        counts = np.asarray(quantity.members(total))
+        if not (counts > 0).all():
+            group = ", ".join(map(str, np.argwhere(counts <= 0)[0]))
+            has = "has" if owner == "client" else "does not have"
+            raise SettingError(
+                f"{who} {has} an example of group {group}, which {label} compares; drop the group or add data"
+            )
+    if not np.isfinite(float(quantity.measured(total))):
+        raise SettingError(f"{label} is not a number over all data at the starting parameters; check its functions")
+
+
+def _select(where: Callable[[Any], Any] | None, examples: Any, label: str) -> np.ndarray:
+    """``where`` on every example of every client, as booleans."""
+    if where is None:
+        return np.ones((), bool)
+    chosen = jax.vmap(jax.vmap(where))(examples)
+    shape = getattr(chosen, "shape", None)
+    if shape is None or len(shape) != 2:
+        got = f"a {type(chosen).__name__}" if shape is None else f"shape {shape[2:]}"
+        raise SettingError(f"{label}: where must return one truth value per example, but it returned {got}")
+    return np.asarray(chosen, bool)

@@ -1,0 +1,154 @@
+"""Atomic, bit-exact save and resume.
+
+A checkpoint is one file: a magic line with the format's version, a SHA-256 of what follows, and a safetensors
+block with every array of the run's state, its history so far, and the settings it was made with. The last
+two are kept, so that one damaged file loses at most one interval.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from fedsgm.base.errors import CheckpointError
+from fedsgm.base.files import write_atomically
+from fedsgm.base.structs import check_count
+
+VERSION = 1
+_MAGIC = b"fedsgm checkpoint %d\n"
+_KEEP = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """Where a run saves itself, every how many rounds, and whether it goes on from what is there."""
+
+    directory: str | Path
+    every: int = 100
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("Checkpoint", "every", self.every)
+        object.__setattr__(self, "directory", Path(self.directory))
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What one checkpoint file holds."""
+
+    round: int
+    arrays: dict[str, np.ndarray]
+    settings: dict[str, Any]
+
+
+def dump(saved: Saved) -> bytes:
+    """What a checkpoint file holds, as bytes."""
+    metadata = {"round": str(saved.round), "settings": json.dumps(saved.settings, sort_keys=True)}
+    block = safetensors.numpy.save({k: np.ascontiguousarray(v) for k, v in saved.arrays.items()}, metadata)
+    return _MAGIC % VERSION + hashlib.sha256(block).digest() + block
+
+
+def save(directory: Path, saved: Saved) -> None:
+    """Write a checkpoint, whole or not at all, and drop all but the newest two."""
+    write_atomically(directory / f"round-{saved.round:09d}.ckpt", dump(saved))
+    for old in _files(directory)[:-_KEEP]:
+        old.unlink(missing_ok=True)
+    for left in directory.glob(".*.tmp"):  # a killed writer's
+        with contextlib.suppress(OSError):
+            left.unlink()
+
+
+def newest(directory: Path) -> Saved | None:
+    """The newest checkpoint that is whole; a damaged one is named in a warning and the one before it used."""
+    files = _files(directory)
+    problems = []
+    for path in reversed(files):
+        try:
+            saved = read(path)
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            warnings.warn(f"{problem}; going on from round {saved.round}", stacklevel=2)
+        return saved
+    if problems:
+        raise CheckpointError(f"{'; '.join(problems)}; no whole checkpoint is left in {directory}, so start again")
+    return None
+
+
+def read(path: Path) -> Saved:
+    """One checkpoint file, or a :class:`CheckpointError` that says what is wrong with it."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path.name} cannot be read ({os.strerror(error.errno or 0)})") from error
+    magic, newline, rest = data.partition(b"\n")
+    prefix, _, version = magic.rpartition(b" ")
+    if not newline or prefix + b" %d\n" != _MAGIC:
+        raise CheckpointError(f"checkpoint {path.name} is not a fedsgm checkpoint")
+    if version != b"%d" % VERSION:
+        raise CheckpointError(
+            f"checkpoint {path.name} has format {version.decode(errors='replace')}, this fedsgm reads format {VERSION}"
+        )
+    digest, block = rest[:32], rest[32:]
+    if hashlib.sha256(block).digest() != digest:
+        raise CheckpointError(f"checkpoint {path.name} is truncated or altered (its checksum does not match)")
+    arrays = safetensors.numpy.load(block)
+    header = json.loads(block[8 : 8 + int.from_bytes(block[:8], "little")])["__metadata__"]
+    return Saved(int(header["round"]), arrays, json.loads(header["settings"]))
+
+
+def resume(checkpoint: Checkpoint, fingerprint: dict[str, Any], rounds: int) -> Saved | None:
+    """The checkpoint to go on from, if the user wants that and there is one of the same run."""
+    directory = Path(checkpoint.directory)
+    saved = newest(directory)
+    if saved is None:
+        return None
+    if not checkpoint.resume:
+        raise CheckpointError(
+            f"{directory} holds a checkpoint of round {saved.round}; resume from it, or choose an empty folder"
+        )
+    then, now = _leaves(saved.settings), _leaves(fingerprint)
+    for key in sorted(then.keys() | now.keys()):
+        if then.get(key) != now.get(key):
+            raise CheckpointError(
+                f"the checkpoint in {directory} was made with {key}={then.get(key)!r}, this run has "
+                f"{key}={now.get(key)!r}; use the same settings, or another folder for a new run"
+            )
+    if saved.round > rounds:
+        raise CheckpointError(
+            f"the checkpoint in {directory} is of round {saved.round}, but this run has {rounds} rounds"
+        )
+    return saved
+
+
+def digest(tree: Any) -> str:
+    """A short name for these very arrays."""
+    total = hashlib.sha256()
+    for leaf in map(np.asarray, jax.tree.leaves(tree)):
+        total.update(f"{leaf.dtype}{leaf.shape}".encode() + np.ascontiguousarray(leaf).tobytes())
+    return total.hexdigest()[:16]
+
+
+def _leaves(settings: Any, name: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names; a thing's own name stands for its class."""
+    if isinstance(settings, list) and any(isinstance(item, dict) for item in settings):
+        settings = dict(enumerate(settings))
+    if not isinstance(settings, dict):
+        return {name.removesuffix(".is"): settings}
+    return {k: v for key, value in settings.items() for k, v in _leaves(value, f"{name}.{key}".strip(".")).items()}
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("round-*.ckpt"))

@@ -1,0 +1,146 @@
+"""NVIDIA FLARE underneath: requests are pushed to the job's clients, and their answers come back.
+
+Messages are pushed with ``send_aux_request``, one call a client, which costs a fiftieth of FLARE's polled tasks. The
+members of a job are fixed when it starts and a job is not resumed by FLARE: the controller keeps a checkpoint, and
+``submit.py`` sends the job again when it was lost or a lost client has come back.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from fedsgm.base.errors import FedSGMError
+from fedsgm.federation.protocol import Failure, one_line
+
+ASK, LOOK = "fedsgm.ask", "fedsgm.look"  # topics between server and clients
+_LOOK_EVERY = 3.0  # seconds between looks at clients that have not answered yet
+_JOIN = 60.0  # seconds that a client's part of the job has to start
+_LOAD = 600.0  # seconds that the clients have to load their data
+
+
+class Stopped(FedSGMError):
+    """The engine ends this job before its time; the checkpoint is there to go on from."""
+
+
+class FlareTransport:
+    """Carries requests to the job's clients; what a client does not answer becomes a failure, never an exception.
+
+    ``lost`` has the clients that are not in the job or do not answer, and since when. Nobody waits for them.
+    """
+
+    def __init__(self, names: Sequence[str], context: FLContext, abort: Signal) -> None:
+        self._names = list(names)
+        self._context = context
+        self._engine = context.get_engine()
+        self._abort = abort
+        self._parent = os.getppid()
+        self._pool = ThreadPoolExecutor(4 * len(names), "fedsgm")
+        self._probes: dict[str, Future[str]] = {}
+        self.stop = threading.Event()
+        here = {client.name for client in self._engine.get_clients()}
+        self.lost = {name: time.time() for name in names if name not in here}
+
+    def clients(self) -> Sequence[str]:
+        return self._names
+
+    def exchange(self, requests: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Failure]:
+        """Ask them all at once. One that is gone is found by looking, so nobody waits for its deadline."""
+        self._check()
+        self._probe()
+        replies: dict[str, bytes | Failure] = {}
+        waiting: dict[str, Future[bytes | Failure]] = {}
+        for name, request in requests.items():
+            if name in self.lost:
+                replies[name] = Failure("it left the job")
+            else:
+                waiting[name] = self._pool.submit(self._ask, name, request, seconds)
+        missed = dict.fromkeys(waiting, 0)
+        while waiting:
+            wait(waiting.values(), _LOOK_EVERY)
+            self._check()
+            for name in [name for name, reply in waiting.items() if reply.done()]:
+                replies[name] = waiting.pop(name).result()
+            for name, there in self._look(waiting).items():
+                missed[name] = 0 if there else missed[name] + 1
+                if missed[name] == 2 and not waiting[name].done():
+                    replies[name] = self._lose(name)
+                    del waiting[name]
+        return replies
+
+    def await_clients(self) -> None:
+        """Wait until every client has loaded its data, cannot, or is gone."""
+        began = time.monotonic()
+        heard = {name: began for name in self._names if name not in self.lost}
+        failed: dict[str, str] = {}
+        while heard:
+            self._check()
+            for name, status in self._look(heard).items():
+                now = time.monotonic()
+                if status:
+                    heard[name] = now
+                if now - heard[name] > _JOIN or now - began > _LOAD:
+                    self._lose(name)
+                elif status not in ("", "starting", "ready"):
+                    failed[name] = status
+                if status == "ready" or name in self.lost or name in failed:
+                    del heard[name]
+            time.sleep(0.1)
+        if failed and not set(self._names) - set(self.lost) - set(failed):
+            name = min(failed)
+            raise FedSGMError(f"no client could be set up; {name}: {failed[name]}")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _look(self, names: Iterable[str]) -> dict[str, str]:
+        """What each of them says of itself; nothing if it does not answer at once."""
+        looks = {name: self._pool.submit(self._status, name) for name in names}
+        return {name: look.result() for name, look in looks.items()}
+
+    def _probe(self) -> None:
+        """Find lost clients that answer again: a connection may break and come back while the job runs on."""
+        for name in list(self.lost):
+            probe = self._probes.get(name)
+            if probe is None or probe.done():
+                if probe is not None and probe.result():
+                    del self.lost[name]
+                self._probes[name] = self._pool.submit(self._status, name)
+
+    def _lose(self, name: str) -> Failure:
+        self.lost[name] = time.time()
+        self._probes.pop(name, None)
+        return Failure("it was lost")
+
+    def _status(self, name: str) -> str:
+        return one_line(str(self._send(name, LOOK, b"", _LOOK_EVERY).get("status", "")))
+
+    def _ask(self, name: str, request: bytes, seconds: float) -> bytes | Failure:
+        reply = self._send(name, ASK, request, seconds)
+        code = reply.get_return_code()
+        answer = reply.get("bytes")
+        if code == ReturnCode.OK and isinstance(answer, bytes):
+            return answer
+        if code == ReturnCode.COMMUNICATION_ERROR:
+            return self._lose(name)
+        if code == ReturnCode.TIMEOUT:
+            return Failure(f"no answer in {seconds:g} s")
+        return Failure(one_line(str(reply.get("reason") or f"its part of the job failed ({code})")))
+
+    def _send(self, name: str, topic: str, data: bytes, seconds: float) -> Shareable:
+        message = Shareable({"bytes": data, "seconds": seconds})
+        replies = self._engine.send_aux_request([name], topic, message, seconds, self._context, optional=True)
+        return (replies or {}).get(name) or make_reply(ReturnCode.COMMUNICATION_ERROR)
+
+    def _check(self) -> None:
+        """Stop when FLARE wants it, when the submitter does, and when the process that started this one is gone."""
+        if self._abort.triggered or self.stop.is_set() or os.getppid() != self._parent:
+            raise Stopped("the job was stopped")

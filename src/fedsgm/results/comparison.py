@@ -1,0 +1,181 @@
+"""Several runs or settings side by side: one table, and one picture of objective against violation."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsgm.base.files import write_atomically
+from fedsgm.results.plots import check_format
+from fedsgm.results.result import Result
+from fedsgm.results.verdict import aligned, number
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """How one run or setting ended, seed by seed: the last parameters' true values on the training data."""
+
+    label: str
+    kind: str  # rows of a kind share a colour
+    seeds: Sequence[int]
+    objective: Sequence[float]
+    constraints: dict[str, Sequence[float]]
+    excess: Sequence[float]  # the largest value - bound
+    feasible_rounds: Sequence[float]  # the share of the last 100 rounds within every bound
+
+    @classmethod
+    def of(cls, label: str, result: Result) -> Row:
+        last = {name: values[0].tolist() for name, values in result.values["train"].items()}
+        return cls(
+            label,
+            _kind(result.settings["algorithm"]),
+            result.settings["seeds"],
+            last.pop("objective"),
+            last,
+            result.excess("train")[0].tolist(),
+            result.feasible_rounds.tolist(),
+        )
+
+    @property
+    def feasible(self) -> bool:
+        """Whether every seed ends within every bound."""
+        return bool((np.asarray(self.excess) <= 0).all())
+
+    @property
+    def worst(self) -> float:
+        """The worst seed's excess; not a number if one diverged."""
+        return float(np.max(self.excess))
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.objective))
+
+
+def _kind(algorithm: dict[str, Any]) -> str:
+    return str(algorithm["rule"]["is"] if algorithm["is"] == "FedSGM" else algorithm["is"])
+
+
+def ranked(rows: Sequence[Row]) -> list[Row]:
+    """The feasible ones by objective, then the others by how far they are over a bound."""
+
+    def key(row: Row) -> tuple[bool, float]:
+        value = row.mean if row.feasible else row.worst
+        return not row.feasible, value if np.isfinite(value) else np.inf
+
+    return sorted(rows, key=key)
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    """Every row's constraints."""
+    return list(dict.fromkeys(name for row in rows for name in row.constraints))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """One line a row: the mean objective, the worst seed of each constraint, and how often it is feasible."""
+    names = _names(rows)
+    head = ["", "objective", *(f"{name} (worst)" for name in names), "over by", "seeds feasible", "last 100 rounds"]
+    lines = [head]
+    for row in rows:
+        within = int((np.asarray(row.excess) <= 0).sum())
+        lines.append(
+            [
+                row.label,
+                number(row.mean),
+                *(number(np.max(row.constraints[name])) if name in row.constraints else "" for name in names),
+                "within" if row.worst <= 0 else number(row.worst),
+                f"{within} of {len(row.excess)}",
+                f"{np.mean(row.feasible_rounds):.0%}",
+            ]
+        )
+    return aligned(lines)
+
+
+def best(rows: Sequence[Row]) -> str:
+    """The feasible row with the lowest objective, in a sentence."""
+    first = ranked(rows)[0]
+    if not first.feasible:
+        return "Best feasible: none; no setting ends within every bound for every seed."
+    seeds = "one seed" if len(first.seeds) == 1 else f"mean of {len(first.seeds)} seeds"
+    return f"Best feasible: {first.label}, objective {number(first.mean)} ({seeds})."
+
+
+def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
+    """Objective against violation, one point a seed; with ``runs``, their course in panels beside it."""
+    check_format(path)
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    bounds = {name: sorted({run.bounds[name] for run in runs if name in run.bounds}) for name in _names(rows)}
+    panels = ["objective", *bounds] if runs else []
+    figure = Figure(figsize=(4.4 * (len(panels) + 1) + (0 if runs else 2), 4.2), layout="constrained")
+    *axes, scatter = figure.subplots(1, len(panels) + 1, squeeze=False)[0]
+    palette = [colormaps["tab10"](i) for i in range(10)]
+    kinds = [row.label if runs else row.kind for row in rows]
+    colours = {kind: palette[i % len(palette)] for i, kind in enumerate(dict.fromkeys(kinds))}
+    for axis, name in zip(axes, panels, strict=True):
+        shown = [(kind, *_course(run, name)) for kind, run in zip(kinds, runs, strict=True) if name in run.history]
+        for kind, steps, values in shown:
+            axis.plot(steps, values, color=colours[kind], linewidth=1.4, marker="o" if len(steps) == 1 else None)
+        axis.set(xlabel="gradient steps (rounds x E)", ylabel=name, title=f"{name}, mean over seeds")
+        axis.grid(alpha=0.25)
+        if name in bounds:
+            _limit(axis, bounds[name], [values for *_, values in shown])
+        else:
+            _log(axis, np.concatenate([values for *_, values in shown]))
+    _log(scatter, np.concatenate([row.objective for row in rows]))
+    finite = np.abs([e for row in rows for e in row.excess if np.isfinite(e) and e != 0])
+    if finite.size and finite.max() > 10 * np.median(finite):  # far ones would press the near ones onto the bound
+        width = float(np.median(finite))
+        scatter.set_xscale("asinh", linear_width=width)
+        powers = 10.0 ** np.arange(np.ceil(np.log10(width)), np.log10(finite.max()))
+        ticks = [*-powers[::-1], 0, *powers]  # its own crowd around zero
+        scatter.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        scatter.minorticks_off()
+    else:
+        scatter.locator_params(axis="x", nbins=4)
+    scatter.margins(0.08)
+    for i, (kind, row) in enumerate(zip(kinds, rows, strict=True)):
+        label = None if kind in kinds[:i] else kind
+        scatter.scatter(row.excess, row.objective, color=colours[kind], s=22, alpha=0.7, label=label)
+    winner = ranked(rows)[0]
+    if winner.feasible:
+        ring = {"facecolors": "none", "edgecolors": "black", "linewidths": 1.2}
+        scatter.scatter(winner.excess, winner.objective, s=110, label="best feasible", **ring)
+    scatter.axvline(0, color="red", linestyle=":", linewidth=1.6)
+    scatter.set(xlabel="largest value - bound (feasible: left of 0)", ylabel="objective", title="the end of each seed")
+    scatter.grid(alpha=0.25)
+    fits = int(figure.get_figwidth() / (0.5 + 0.07 * max(map(len, ("best feasible", *kinds)))))  # inches of 8 points
+    handles = scatter.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=max(1, min(fits, 4)), frameon=False, fontsize=8)
+    figure.suptitle(best(rows), fontsize=9, wrap=True)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:], dpi=150)
+    write_atomically(path, buffer.getvalue())
+
+
+def _course(run: Result, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A run's values, mean over seeds, against the gradient steps that a client has taken."""
+    measured = np.flatnonzero(run.evaluated())
+    steps = (measured + 1) * run.settings["algorithm"]["local_steps"]
+    return steps, run.history[name][:, measured].mean(axis=0)
+
+
+def _limit(axis: Any, bounds: Sequence[float], courses: Sequence[np.ndarray]) -> None:
+    """The bounds, and the band about them that every run ends in; the first rounds may start far above it."""
+    for bound in bounds:
+        axis.axhline(bound, color="red", linestyle=":", linewidth=1.6)
+    settled = np.concatenate([values[len(values) // 2 :] for values in courses])
+    settled = settled[np.isfinite(settled)]
+    if settled.size and bounds[0] > 0:
+        axis.set_ylim(min(0, settled.min()), max(3 * bounds[-1], 1.1 * settled.max()))
+
+
+def _log(axis: Any, values: np.ndarray) -> None:
+    finite = values[np.isfinite(values)]
+    if finite.size and (finite > 0).all():
+        axis.set_yscale("log")

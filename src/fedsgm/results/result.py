@@ -1,0 +1,265 @@
+"""What a run gives: its history, the parameters it found, and an honest verdict on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedsgm.base.describe import describe
+from fedsgm.base.errors import SettingError
+from fedsgm.base.files import write_atomically
+
+KINDS = ("last", "average", "best_feasible")
+RECENT = 100  # rounds over which the end of a run is judged
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Result:
+    """A finished run.
+
+    Attributes:
+        history: arrays of shape [seeds, rounds, ...]. Row t has the participants' ``estimate`` and ``violation``
+            at the round's start, on which it decided, and the true ``objective`` and constraints, by name, of
+            the model that the round produced.
+        last, average, best_feasible: parameters, with a leading axis of seeds where several were run.
+            ``average`` is the theorems' (uniform over the feasible rounds for Hard, weights 1 - s for
+            Soft); it and ``best_feasible`` are NaN where no round was feasible.
+        values: ``values["train"]["objective"]`` and so on, arrays of shape [3, seeds] in the order of ``KINDS``.
+        bounds: each constraint's bound.
+        settings: everything the run was made with.
+    """
+
+    history: dict[str, np.ndarray]
+    last: Any
+    average: Any
+    best_feasible: Any
+    values: dict[str, dict[str, np.ndarray]]
+    bounds: dict[str, float]
+    settings: dict[str, Any]
+
+    @property
+    def feasible(self) -> np.ndarray:
+        """Whether each seed ends, on training data, within every bound."""
+        return self.excess("train")[0] <= 0
+
+    @property
+    def feasible_rounds(self) -> np.ndarray:
+        """Of each seed's last 100 rounds, those that were evaluated: the share that is within every bound."""
+        measured = self.evaluated()[-RECENT:].sum()
+        return (self.excess_history()[:, -RECENT:] <= 0).sum(axis=1) / measured
+
+    @property
+    def multiplier(self) -> np.ndarray:
+        """The multiplier, estimated: sum(s) / sum(1 - s) of a switching run, or the last that the rule carried."""
+        if "multiplier" in self.history:
+            return self.history["multiplier"][:, -1].astype(np.float64)
+        weight = self.history["weight"].astype(np.float64)
+        rest = (1 - weight).sum(axis=1)
+        return np.divide(weight.sum(axis=1), rest, out=np.full(len(weight), np.inf), where=rest > 0)
+
+    def choose(self, seed: int = 0) -> str:
+        """Which parameters of a seed to use: the last, unless they are over a bound and an earlier iterate is not."""
+        if self.feasible[seed] or np.isnan(self.values["train"]["objective"][2, seed]):
+            return "last"
+        return "best_feasible"
+
+    def verdict(self) -> str:
+        """Feasible or not, first; then by how much, the objective, the rounds and the bytes."""
+        from fedsgm.results.verdict import verdict
+
+        return verdict(self)
+
+    def certified(self, problem: Any, clients: Any, params: Any, **options: Any) -> Result:
+        """The run with a certificate of its last parameters, which the verdict then tells; the problem must be convex.
+
+        ``problem``, ``clients`` and ``params`` are those of :func:`simulate`, and ``options`` those of
+        :func:`fedsgm.theory.certificates.certify`. Of several seeds it is the feasible one with the least objective.
+        """
+        from fedsgm.base.layout import Layout
+        from fedsgm.theory.certificates import certify
+
+        layout = Layout.of(params)
+        seed = int(
+            np.argmin(np.where(self.feasible | ~self.feasible.any(), self.values["train"]["objective"][0], np.inf))
+        )
+        if len(self.bounds) == 1 and np.isfinite(self.multiplier[seed]):
+            options = {"multipliers": self.multiplier[seed]} | options
+        certificate = certify(problem, clients, layout.unflatten(layout.rows(self.last)[seed]), **options)
+        return dataclasses.replace(self, settings=self.settings | {"certificate": describe(certificate)})
+
+    def table(self) -> str:
+        """Every seed's objective and constraints: last, average and best feasible parameters."""
+        from fedsgm.results.verdict import table
+
+        return table(self)
+
+    def plot(self, path: str | Path) -> None:
+        """Draw objective and constraints against rounds, with the bounds, into a PNG, SVG or PDF."""
+        from fedsgm.results.plots import plot
+
+        plot(self, Path(path))
+
+    def save(self, folder: str | Path) -> None:
+        """Write the run into a folder: ``history.parquet``, ``params.safetensors`` and, last, ``result.json``."""
+        import safetensors.numpy
+
+        folder = Path(folder)
+        arrays: dict[str, np.ndarray] = {}
+        forms = {kind: _form(getattr(self, kind), kind, arrays) for kind in KINDS}
+        files = {
+            "history.parquet": _to_parquet(self.history, self.settings["seeds"]),
+            "params.safetensors": safetensors.numpy.save(arrays),
+        }
+        for name, data in files.items():
+            write_atomically(folder / name, data)
+        document = {
+            "version": VERSION,
+            "feasible": bool(self.feasible.all()),
+            "verdict": self.verdict().splitlines(),
+            "values": {
+                part: {name: _jsonable(rows.astype(float).tolist()) for name, rows in values.items()}
+                for part, values in self.values.items()
+            },
+            "bounds": self.bounds,
+            "settings": self.settings,
+            "params": forms,
+            "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+        }
+        write_atomically(folder / "result.json", (json.dumps(document, indent=1) + "\n").encode())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Result:
+        """Read a run that :meth:`save` wrote. Arrays are equal bit for bit."""
+        import safetensors.numpy
+
+        folder = Path(folder)
+        try:
+            document = json.loads((folder / "result.json").read_bytes())
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise SettingError(f"{folder} is not a run: it has no result.json") from None
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise SettingError(f"{folder}/result.json is damaged: it is not JSON") from None
+        if not isinstance(document, dict) or document.get("version") != VERSION:
+            raise SettingError(f"{folder}/result.json is not of a run this fedsgm reads (format {VERSION})")
+        parts = ("values", "bounds", "settings", "params", "files")
+        if not all(isinstance(document.get(part), dict) for part in parts):
+            raise SettingError(f"{folder}/result.json is damaged: it lacks one of {', '.join(parts)}")
+        files = {}
+        for name, digest in document["files"].items():
+            path = folder / name
+            files[name] = path.read_bytes() if path.is_file() else b""
+            if hashlib.sha256(files[name]).hexdigest() != digest:
+                raise SettingError(f"{path} is missing or altered: it does not match result.json")
+        arrays = safetensors.numpy.load(files["params.safetensors"])
+        params = {kind: _rebuild(form, kind, arrays) for kind, form in document["params"].items()}
+        return cls(
+            history=_from_parquet(files["history.parquet"], len(document["settings"]["seeds"])),
+            values={
+                part: {name: np.array(rows, np.float32) for name, rows in values.items()}
+                for part, values in document["values"].items()
+            },
+            bounds=document["bounds"],
+            settings=document["settings"],
+            **params,
+        )
+
+    def evaluated(self) -> np.ndarray:
+        """Which rounds' true values were measured; what is not a number in them is a run that diverged."""
+        rounds, every = self.settings["rounds"], self.settings["evaluate_every"]
+        t = np.arange(1, rounds + 1)
+        wanted = (t == rounds) | ((t % every == 0) if every else False)
+        return wanted | ~np.isnan(self.history["objective"]).all(axis=0)
+
+    def excess(self, part: str) -> np.ndarray:
+        """The largest ``value - bound`` of every [kind, seed]; negative is within every bound."""
+        return _excess(self.values[part], self.bounds)
+
+    def excess_history(self) -> np.ndarray:
+        """The same of every [seed, round]; NaN where the true values were not measured."""
+        return _excess(self.history, self.bounds)
+
+
+def _excess(values: dict[str, np.ndarray], bounds: dict[str, float]) -> np.ndarray:
+    """In float32, as the run itself compares; NaN where the objective is not finite."""
+    like = np.where(np.isfinite(values["objective"]), -np.inf, np.nan).astype(np.float32)
+    return np.max([like, *(values[name] - np.float32(bound) for name, bound in bounds.items())], axis=0)
+
+
+def _jsonable(value: Any) -> Any:
+    """NaN as null and infinities as words: JSON has none."""
+    if isinstance(value, list):
+        return [_jsonable(item) for item in value]
+    return None if np.isnan(value) else value if np.isfinite(value) else str(value)
+
+
+def _form(params: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
+    """The nesting of params as JSON; their arrays go into ``arrays`` under the path in it."""
+    if isinstance(params, dict):
+        return {"dict": {key: _form(value, f"{name}.{_escape(key)}", arrays) for key, value in params.items()}}
+    if isinstance(params, (list, tuple)):
+        kind = "list" if isinstance(params, list) else "tuple"
+        return {kind: [_form(value, f"{name}.{i}", arrays) for i, value in enumerate(params)]}
+    leaves = jax.tree.leaves(params)
+    if len(leaves) == 1 and leaves[0] is params:
+        arrays[name] = np.asarray(params, order="C")  # ascontiguousarray would give a scalar an axis
+        return "array"
+    named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    return _form(named, name, arrays)  # a user's own node comes back as a dictionary of its arrays
+
+
+def _escape(key: Any) -> str:
+    """A key whose dots are not those between keys."""
+    return str(key).replace("~", "~0").replace(".", "~1")
+
+
+def _rebuild(form: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
+    if form == "array":
+        return arrays[name]
+    ((kind, inside),) = form.items()
+    if kind == "dict":
+        return {key: _rebuild(value, f"{name}.{_escape(key)}", arrays) for key, value in inside.items()}
+    items = [_rebuild(value, f"{name}.{i}", arrays) for i, value in enumerate(inside)]
+    return items if kind == "list" else tuple(items)
+
+
+def _to_parquet(history: dict[str, np.ndarray], seeds: list[int]) -> bytes:
+    """One row a seed and round; what has more axes becomes a list column."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    rounds = next(iter(history.values())).shape[1]
+    columns: dict[str, Any] = {
+        "seed": np.repeat(np.array(seeds, np.int64), rounds),
+        "round": np.tile(np.arange(rounds, dtype=np.int64), len(seeds)),
+    }
+    for name, values in history.items():
+        flat = values.reshape(len(seeds) * rounds, -1)
+        columns[name] = (
+            flat[:, 0] if values.ndim == 2 else pa.FixedSizeListArray.from_arrays(flat.reshape(-1), flat.shape[1])
+        )
+    sink = pa.BufferOutputStream()
+    pyarrow.parquet.write_table(pa.table(columns), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def _from_parquet(data: bytes, seeds: int) -> dict[str, np.ndarray]:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(pa.BufferReader(data))
+    history = {}
+    for name in table.column_names[2:]:
+        column = table[name].combine_chunks()
+        if pa.types.is_fixed_size_list(column.type):
+            values = column.flatten().to_numpy(zero_copy_only=False).reshape(seeds, -1, column.type.list_size)
+        else:
+            values = column.to_numpy(zero_copy_only=False).reshape(seeds, -1)
+        history[name] = values
+    return history

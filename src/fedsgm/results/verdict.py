@@ -1,0 +1,224 @@
+"""The verdict and the table of a run, in words for a terminal."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsgm.results.result import KINDS, RECENT, Result
+
+
+def verdict(result: Result) -> str:
+    """Feasible or not, first and loudly; then what was measured."""
+    return "\n".join([_headline(result), "", *_values(result), "", *_rounds(result), *_advice(result)])
+
+
+def table(result: Result) -> str:
+    """One line for each kind of parameters and seed."""
+    parts = [(part, name) for part in result.values for name in result.values[part]]
+    rows = [["parameters", "seed", *(f"{name} ({part})" for part, name in parts)]]
+    for i, kind in enumerate(KINDS):
+        for j, seed in enumerate(result.settings["seeds"]):
+            rows.append([kind, str(seed), *(number(result.values[part][name][i, j]) for part, name in parts)])
+    return aligned(rows)
+
+
+def federation(result: Result) -> str:
+    """Each client's account of a federated run; nothing for a simulated one."""
+    accounts = result.settings.get("federation", {}).get("clients", [])
+    if not accounts:
+        return ""
+    rows = [["client", "answered", "left out", "up", "down", "seconds", "why left out"]]
+    for account in accounts:
+        why = "; ".join(f"{reason} ({count})" for reason, count in account["left_out"].items())
+        left_out, seconds = str(sum(account["left_out"].values())), f"{account['seconds']:.1f}"
+        sizes = (_bytes(account["bytes_up"]), _bytes(account["bytes_down"]))
+        rows.append([account["name"], str(account["answered"]), left_out, *sizes, seconds, why])
+    return aligned(rows)
+
+
+def _headline(result: Result) -> str:
+    feasible, total = int(result.feasible.sum()), len(result.feasible)
+    diverged = int(_diverged(result).sum())
+    if diverged:
+        return f"NOT FEASIBLE: {_seeds(diverged, total)} diverged (not a finite number); take a smaller step size."
+    if not result.bounds:
+        return "NO CONSTRAINT: nothing to be feasible for."
+    if feasible == total:
+        fails = "test" in result.values and not (result.excess("test")[0] <= 0).all()
+        but = ", but NOT on the held-out data" if fails else ""
+        return (
+            "FEASIBLE: the last parameters are within every bound on the training data"
+            f"{_of_some(result)} ({_seeds(total, total)}){but}."
+        )
+    excess = result.excess("train")
+    kept = int((excess[2] <= 0).sum())
+    instead = (
+        f"a feasible iterate was kept for {_seeds(kept, total)} (best_feasible)" if kept else "no round was feasible"
+    )
+    return (
+        f"NOT FEASIBLE: the last parameters are over a bound for {_seeds(total - feasible, total)}, "
+        f"by up to {excess[0].max():.2g}; {instead}."
+    )
+
+
+def _of_some(result: Result) -> str:
+    """Of whose data, where a federated run's end could not be measured on everybody's."""
+    clients = result.settings["clients"]
+    measured = int(result.history["evaluated"][0, -1]) if "evaluated" in result.history else clients
+    return "" if measured == clients else f" of {measured} of {clients} clients, the others gave no answer"
+
+
+def _diverged(result: Result) -> np.ndarray:
+    """The seeds that end with a value that is not finite."""
+    last = np.stack([rows[0] for rows in result.values["train"].values()])
+    return np.asarray(~np.isfinite(last).all(axis=0))
+
+
+def _seeds(some: int, total: int) -> str:
+    return "the one seed" if total == 1 else f"{some} of {total} seeds"
+
+
+def _values(result: Result) -> list[str]:
+    """The last parameters' values: the worst seed of each constraint, the range of the objective."""
+    over = " (min .. max over seeds)" if len(result.feasible) > 1 else ""
+    rows = [["", "bound", *(f"{part}{over}" for part in result.values)]]
+    for name in ["objective", *result.bounds]:
+        row = [name, number(result.bounds[name]) if name in result.bounds else ""]
+        for values in result.values.values():
+            last = values[name][0]
+            text = number(last.min()) if len(last) == 1 else f"{number(last.min())} .. {number(last.max())}"
+            if name in result.bounds:
+                excess = last.max() - np.float32(result.bounds[name])
+                text += f"  over by {excess:.2g}" if excess > 0 else "  within" if excess <= 0 else "  undefined"
+            row.append(text)
+        rows.append(row)
+    return [f"  {line}" for line in aligned(rows).splitlines()]
+
+
+def _rounds(result: Result) -> list[str]:
+    history, settings = result.history, result.settings
+    algorithm = settings["algorithm"]
+    rounds = settings["rounds"]
+    lines = []
+    if result.bounds:
+        excess = result.excess_history()[:, -RECENT:]
+        measured = int(result.evaluated()[-RECENT:].sum())
+        if not np.isnan(excess).all():
+            share, worst = result.feasible_rounds.mean(), np.nanmax(excess)
+            lines.append(
+                f"  rounds     {share:.0%} of the last {measured} evaluated rounds within every bound; "
+                f"the worst {'over by' if worst > 0 else 'within by'} {abs(worst):.2g}"
+            )
+        for i, kind in ((1, "average"), (2, "best")):
+            values = {name: v[i] for name, v in result.values["train"].items()}
+            defined = ~np.isnan(values["objective"])
+            if defined.any():
+                told = ", ".join(f"{name} {number(np.mean(v[defined]))}" for name, v in values.items())
+                lines.append(f"  {kind:10} {told} (training, {_seeds(int(defined.sum()), len(defined))})")
+            else:
+                lines.append(f"  {kind:10} undefined: no round was feasible")
+    participants = algorithm["participants"] or settings["clients"]
+    up, down = (history[name].sum(axis=1).mean() for name in ("bytes_up", "bytes_down"))
+    lines.append(
+        f"  work       {rounds} rounds, {participants} of {settings['clients']} clients a round, "
+        f"E = {algorithm['local_steps']}, {settings['parameters']} parameters"
+    )
+    lines += _left_out(result)
+    lines.append(f"  traffic    {_bytes(up)} up, {_bytes(down)} down, over all clients of a seed")
+    if result.bounds and algorithm["rule"]["is"] in ("Hard", "Soft"):
+        told = " ".join(f"{value:.3g}" for value in result.multiplier)
+        lines.append(f"  multiplier about {told} (the constraint's weight over the objective's)")
+    return lines + _promised(result) + _certified(result)
+
+
+def _left_out(result: Result) -> list[str]:
+    """Who missed rounds of a federated run, and mostly why."""
+    accounts = [each for each in result.settings.get("federation", {}).get("clients", []) if each["left_out"]]
+    told = []
+    for account in accounts[:5]:
+        reason = max(account["left_out"], key=account["left_out"].__getitem__)
+        told.append(f"{account['name']} from {sum(account['left_out'].values())} rounds: {reason}")
+    if len(accounts) > 5:
+        told.append(f"and {len(accounts) - 5} more clients; fedsgm show has them all")
+    return [f"  {'left out' if i == 0 else '':10} {text}" for i, text in enumerate(told)]
+
+
+def _promised(result: Result) -> list[str]:
+    """What theory promised of the average, and what was measured of it."""
+    promise = result.settings["algorithm"].get("promise")
+    if promise is None:
+        return []
+    goal = f"stationary within {promise['stationarity']:.2g}" if promise["stationarity"] is not None else ""
+    if promise["epsilon"] is not None:
+        goal = f"objective at most {promise['epsilon']:.2g} above the best possible"
+    chance = "" if promise["probability"] == 1 else f", with probability {promise['probability']:g}"
+    guess = f" ({' and '.join(promise['estimated'])} estimated)" if promise["estimated"] else ""
+    objective, excess = result.values["train"]["objective"][1], result.excess("train")[1].max()
+    measured = f"over by at most {excess:.2g}" if excess > 0 else f"within by {-excess:.2g} or more"
+    certificate = result.settings.get("certificate")
+    if promise["epsilon"] is not None and certificate is not None:
+        above = objective.max() - certificate["lower_bound"]
+        measured += f", objective {f'at most {above:.2g} above' if above > 0 else 'below'} the best possible"
+    return [
+        f"  promised   average: over a bound by at most {promise['violation']:.2g}, {goal}{chance}",
+        f"             by {promise['source']}{guess}",
+        f"  measured   average: {measured if np.isfinite(objective).all() else 'undefined: no round was feasible'}",
+    ]
+
+
+def _certified(result: Result) -> list[str]:
+    """How far from the best possible the last parameters can be."""
+    certificate = result.settings.get("certificate")
+    if certificate is None:
+        return []
+    multipliers = " ".join(f"{value:.3g}" for value in certificate["multipliers"].values()) or "none"
+    objective, best = number(certificate["objective"]), f"{certificate['lower_bound']:.6g}"
+    told = f"at most {max(certificate['gap'], 0.0):.2g} above the best possible, which is at least {best}"
+    if certificate["violation"] > 0:
+        told = f"over a bound by {certificate['violation']:.2g}; the best possible within them is at least {best}"
+    return [
+        f"  certified  objective {objective}, {told}",
+        f"             (last parameters; multiplier {multipliers}, KKT residual {certificate['residual']:.2g})",
+    ]
+
+
+_TIPS = {
+    "Hard": "the soft rule keeps a margin of 1/beta below the bound",
+    "Soft": "a smaller beta keeps a larger margin below the bound",
+    "Penalty": "a larger rho weighs the constraint more",
+    "PrimalDual": "a larger dual step raises the multiplier sooner",
+    "Unconstrained": "this rule ignores the constraints, take another",
+}
+
+
+def _advice(result: Result) -> list[str]:
+    """What to try when the end of the run is not feasible."""
+    if not result.bounds or result.feasible.all() or _diverged(result).any():
+        return []
+    algorithm = result.settings["algorithm"]
+    rule = algorithm["rule"]["is"]
+    tips = [_TIPS[rule]] if rule in _TIPS else ["another rule, for instance Soft, or more rounds"]
+    if rule in ("Hard", "Soft") and result.history["weight"].mean() > 0.99:
+        tips = ["nearly every round went to the constraint: run more rounds, or check that the bound can be met"]
+    elif rule != "Unconstrained" and algorithm["participants"] not in (None, result.settings["clients"]):
+        tips.append("more participants a round make the estimate of the constraint less noisy")
+    return ["", f"  To try: {'; '.join(tips)}."]
+
+
+def number(value: float) -> str:
+    return "undefined" if np.isnan(value) else f"{value:.4g}"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def aligned(rows: list[list[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -1,0 +1,186 @@
+"""Nothing is lost: a run killed at any moment goes on to the same bits; a damaged file is never used."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import fedsgm as fs
+from fedsgm.base.files import write_atomically
+from fedsgm.engines import checkpoint as checkpoints
+from fedsgm.engines.checkpoint import Saved
+from support.runs import EVERYTHING, assert_identical
+
+
+@pytest.fixture
+def arrays():
+    rng = np.random.default_rng(0)
+    return {
+        "state.w": rng.normal(size=(2, 5)).astype(np.float32),
+        "history/participants": np.arange(6).reshape(1, 2, 3),
+    }
+
+
+def test_a_checkpoint_comes_back_bit_for_bit(tmp_path, arrays):
+    arrays["state.w"][0, 0] = np.nan
+    checkpoints.save(tmp_path, Saved(7, arrays, {"a": [1, None], "b": "text"}))
+    saved = checkpoints.newest(tmp_path)
+    assert (saved.round, saved.settings) == (7, {"a": [1, None], "b": "text"})
+    for name, array in arrays.items():
+        assert saved.arrays[name].dtype == array.dtype
+        assert saved.arrays[name].tobytes() == array.tobytes()
+
+
+def test_the_newest_two_are_kept_and_nothing_else_is_left(tmp_path, arrays):
+    (tmp_path / ".round-000000001.ckpt.x.tmp").write_bytes(b"of a killed writer")
+    for round in (10, 20, 30):
+        checkpoints.save(tmp_path, Saved(round, arrays, {}))
+    assert sorted(os.listdir(tmp_path)) == ["round-000000020.ckpt", "round-000000030.ckpt"]
+
+
+@pytest.mark.parametrize(
+    "damage", ["cut at the start", "cut in the middle", "cut by one", "one bit", "empty", "longer"]
+)
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(tmp_path, arrays, damage):
+    for round in (10, 20):
+        checkpoints.save(tmp_path, Saved(round, arrays, {}))
+    newest = tmp_path / "round-000000020.ckpt"
+    data = bytearray(newest.read_bytes())
+    if damage == "one bit":
+        data[len(data) // 2] ^= 1
+    elif damage == "longer":
+        data += b"x"
+    else:
+        del data[{"cut at the start": 30, "cut in the middle": len(data) // 2, "cut by one": -1, "empty": 0}[damage] :]
+    newest.write_bytes(data)
+    with pytest.raises(fs.CheckpointError, match=r"round-000000020\.ckpt is (truncated or altered|not a fedsgm)"):
+        checkpoints.read(newest)
+    with pytest.warns(UserWarning, match=r"round-000000020\.ckpt is .*; going on from round 10"):
+        assert checkpoints.newest(tmp_path).round == 10
+
+
+def test_every_single_bit_matters(tmp_path, arrays):
+    checkpoints.save(tmp_path, Saved(3, arrays, {"a": 1}))
+    path = tmp_path / "round-000000003.ckpt"
+    whole = path.read_bytes()
+    for i in range(len(whole)):
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 4]) + whole[i + 1 :])
+        with pytest.raises(fs.CheckpointError):
+            checkpoints.read(path)
+
+
+def test_when_none_is_whole_it_says_so(tmp_path, arrays):
+    checkpoints.save(tmp_path, Saved(10, arrays, {}))
+    (tmp_path / "round-000000010.ckpt").write_bytes(b"")
+    with pytest.raises(fs.CheckpointError, match="no whole checkpoint is left"):
+        checkpoints.newest(tmp_path)
+    assert checkpoints.newest(tmp_path / "nothing here") is None
+
+
+def test_another_format_is_named(tmp_path, arrays):
+    checkpoints.save(tmp_path, Saved(1, arrays, {}))
+    path = tmp_path / "round-000000001.ckpt"
+    path.write_bytes(path.read_bytes().replace(b"checkpoint 1\n", b"checkpoint 2\n", 1))
+    with pytest.raises(fs.CheckpointError, match="has format 2, this fedsgm reads format 1"):
+        checkpoints.read(path)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, arrays, monkeypatch):
+    checkpoints.save(tmp_path, Saved(1, arrays, {}))
+
+    def fail(_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        checkpoints.save(tmp_path, Saved(2, arrays, {}))
+    assert os.listdir(tmp_path) == ["round-000000001.ckpt"]
+
+
+@pytest.mark.parametrize(("every", "stop"), [(1, 13), (10, 30), (25, 40), (200, 60)])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, clients, problem, params, every, stop):
+    """Every kind of state at once: multiplier, memories, replica, mini-batches, random compressors, averages."""
+    algorithm = fs.FedSGM(**EVERYTHING)
+
+    def run(rounds, **more):
+        return fs.simulate(algorithm, problem, clients, params, rounds=rounds, seeds=2, progress=False, **more)
+
+    run(stop, checkpoint=fs.Checkpoint(tmp_path, every))
+    resumed = run(100, checkpoint=fs.Checkpoint(tmp_path, every, resume=True))
+    assert_identical(resumed, run(100))
+    again = run(100, checkpoint=fs.Checkpoint(tmp_path, every, resume=True))  # nothing is left to do
+    assert_identical(resumed, again)
+
+
+def test_resume_on_an_empty_folder_starts(tmp_path, clients, problem, params):
+    checkpoint = fs.Checkpoint(tmp_path / "new", 10, resume=True)
+    result = fs.simulate(fs.FedSGM(0.1), problem, clients, params, rounds=20, checkpoint=checkpoint, progress=False)
+    assert result.history["objective"].shape == (1, 20)
+
+
+def test_what_cannot_be_resumed(tmp_path, clients, problem, params):
+    def run(algorithm=fs.FedSGM(0.1), start=params, rounds=20, resume=True, seed=0):
+        checkpoint = fs.Checkpoint(tmp_path, 10, resume)
+        fs.simulate(algorithm, problem, clients, start, rounds=rounds, checkpoint=checkpoint, progress=False, seed=seed)
+
+    run()
+    with pytest.raises(fs.CheckpointError, match="holds a checkpoint of round 20; resume from it"):
+        run(resume=False)
+    with pytest.raises(
+        fs.CheckpointError,
+        match=r"with algorithm\.step_size=0\.1, this run has algorithm\.step_size=0\.2; use the same settings",
+    ):
+        run(fs.FedSGM(0.2))
+    with pytest.raises(fs.CheckpointError, match=r"was made with seeds=\[0\], this run has seeds=\[1\]"):
+        run(seed=1)
+    with pytest.raises(fs.CheckpointError, match="was made with start="):
+        run(start={"w": params["w"] + 1, "b": params["b"]})
+    with pytest.raises(fs.CheckpointError, match="is of round 20, but this run has 5 rounds"):
+        run(rounds=5)
+
+
+def test_kill_at_random_moments(tmp_path):
+    """kill -9, again and again, until the run gets through: its files are those of a run left alone."""
+    rounds, kills = 20_000, 10
+    command = [sys.executable, "-m", "fedsgm", "run", "neyman-pearson", "--rounds", str(rounds), "--seeds", "1"]
+    command += ["--checkpoint-every", "50", "--no-progress", "--uplink", "randk:0.2", "--batch-size", "6"]
+    subprocess.run([*command, "--out", tmp_path / "whole"], check=True, capture_output=True, timeout=300)
+
+    folder = tmp_path / "checkpoints"
+    command += ["--out", str(tmp_path / "killed"), "--checkpoint", str(folder), "--resume"]
+    rng = random.Random(0)
+
+    def reached():
+        return max((int(path.stem.removeprefix("round-")) for path in folder.glob("round-*.ckpt")), default=0)
+
+    killed_at = []
+    for kill in range(kills):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # Some way on from where the last one died, then any moment: in a round, in a write, in a rename.
+        target = reached() + rng.randrange(rounds // (2 * kills)) if kill else 0
+        while reached() < target and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.05))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL, "the run must still be going when it is killed"
+        killed_at.append(reached())
+    assert len(set(killed_at)) > kills // 2, f"the kills must fall inside the run: {killed_at}"
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    for name in ("history.parquet", "params.safetensors"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_files_have_the_rights_that_the_user_wants(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        write_atomically(tmp_path / "file", b"content")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]

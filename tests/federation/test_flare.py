@@ -1,0 +1,351 @@
+"""A federation over NVIDIA FLARE with real processes and certificates: the same run, its faults, and nothing left."""
+
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import psutil
+import pytest
+
+import fedsgm as fs
+from fedsgm.base.errors import ClientError
+from fedsgm.base.lock import alone
+from fedsgm.federation import Program
+from fedsgm.federation.flare import kits
+from fedsgm.federation.flare.guard import marked
+from fedsgm.federation.flare.local import LocalFederation
+from fedsgm.federation.inprocess import InProcess
+from fedsgm.federation.protocol import Kind, Request
+from fedsgm.federation.resident import Resident, Setup
+from fedsgm.tasks import neyman_pearson
+from support import faulty
+
+HERE = Path(__file__).parents[1] / "support"
+LONG = 600.0  # seconds after which something never happens
+
+
+def until(happened, what):
+    """Wait for something, and give it."""
+    deadline = time.monotonic() + LONG
+    while not (found := happened()):
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.05)
+    return found
+
+
+# What was started in the background of a shell ignores Ctrl-C, and so would the command that the tests interrupt.
+HEEDING = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.executable, sys.argv[1:])"
+
+
+def fedsgm(*arguments, cwd=None, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", HEEDING, sys.executable, "-m", "fedsgm", *map(str, arguments)],
+        cwd=cwd,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def resident(tmp_path, **settings):
+    return Resident(Setup("echo.make", "echo.load", settings, "site-1", str(tmp_path), [str(HERE)]))
+
+
+@pytest.fixture(scope="module")
+def echo_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("echo")
+
+
+@pytest.fixture(scope="module")
+def echo(echo_folder):
+    client = resident(echo_folder)
+    until(lambda: client.status() == "ready", "the client is ready")
+    yield client
+    child = psutil.Process(client._process.pid)
+    client.close()
+    assert not child.is_running()
+
+
+def test_the_process_of_user_code_comes_back_when_it_dies(echo):
+    assert echo.ask(b"hello", 60) == b"hello"
+    with pytest.raises(ClientError, match="ended with exit code 3"):
+        echo.ask(b"exit 3", 60)
+    assert echo.ask(b"again", 60) == b"again"
+    with pytest.raises(ClientError, match="ValueError: no"):
+        echo.ask(b"raise no", 60)
+    assert echo.ask(b"still here", 60) == b"still here"
+
+
+def test_of_requests_that_wait_only_the_newest_is_answered(echo):
+    answers = {}
+
+    def ask(request, seconds=60.0):
+        try:
+            answers[request] = echo.ask(request, seconds)
+        except ClientError as error:
+            answers[request] = str(error)
+
+    threads = [threading.Thread(target=ask, args=(request,)) for request in (b"sleep 3", b"second", b"third")]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.3)
+    ask(b"impatient", 0.1)
+    ask(b"newest")
+    for thread in threads:
+        thread.join()
+    assert answers[b"sleep 3"] == b"sleep 3"
+    assert answers[b"newest"] == b"newest"
+    assert {answers[b"second"], answers[b"third"]} == {"the request was overtaken by a newer one"}
+    assert answers[b"impatient"] == "still busy with an earlier request after 0.1 s"
+
+
+def test_a_client_s_folder_is_its_own(echo, echo_folder):
+    """Nobody else reads the state that its process will write."""
+    assert echo.ask(b"hello", 60) == b"hello"
+    with pytest.raises(fs.FedSGMError, match="another job of run 'echo0' is at work"), alone(echo_folder, 0.1):
+        pass
+
+
+def test_a_process_that_hangs_is_started_again(echo):
+    """Ten times the time that the server waits are over, and it is asked again."""
+
+    def hang():
+        with contextlib.suppress(ClientError):
+            echo.ask(b"sleep 600", 0.1)
+
+    hangs = threading.Thread(target=hang)
+    hangs.start()
+    time.sleep(1.2)
+    with pytest.raises(ClientError, match="still busy"):
+        echo.ask(b"hello", 0.1)
+    hangs.join(LONG)
+    assert not hangs.is_alive()
+    assert echo.ask(b"again", 60) == b"again"
+
+
+def test_a_client_that_cannot_be_set_up_says_why_and_ends_with_its_parent(tmp_path):
+    client = resident(tmp_path, fail=True)
+    why = "its set-up failed: FileNotFoundError: no data of site-1"
+    assert until(lambda: (status := client.status()) != "starting" and status, "the set-up fails") == why
+    with pytest.raises(ClientError, match=why):
+        client.ask(b"hello", 60)
+    client.close()
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_flare, pathlib, time\n"
+        "client = test_flare.resident(pathlib.Path(sys.argv[2])); client.prepare()\n"
+        "print(client._process.pid, flush=True); client.ask(b'sleep 600', 600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(HERE), str(tmp_path)], stdout=subprocess.PIPE)
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    child.wait(LONG)
+    assert not child.is_running()
+
+
+def greet(federation, kit=None):
+    """What the server's port says to somebody with the certificate of ``kit``, or none; nothing if it hangs up."""
+    context = ssl.create_default_context(cafile=federation.admin / "startup" / "rootCA.pem")
+    context.check_hostname = False
+    if kit is not None:
+        context.load_cert_chain(kit / "startup" / "client.crt", kit / "startup" / "client.key")
+    try:
+        plain = socket.create_connection(("127.0.0.1", federation.port), LONG)
+        with plain, context.wrap_socket(plain) as sealed:
+            sealed.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return sealed.recv(100)
+    except (ssl.SSLError, ConnectionError):
+        return b""
+
+
+class Watched:
+    """A job that ``fedsgm federate submit`` runs, as seen from the server's checkpoints; it goes on when told to."""
+
+    def __init__(self, federation, job, out, wait):
+        self._federation, self._out, self._wait = federation, out, wait
+        wait.touch()
+        self._state = federation.state / "server" / job.name
+        self._process = fedsgm("federate", "submit", job, "--kit", federation.admin, "--run", job.name, "--out", out)
+
+    @property
+    def rounds(self):
+        self._federation.tend()
+        if self._process.poll():
+            raise AssertionError(self._process.communicate()[1])
+        return max((int(path.stem.partition("-")[2]) for path in self._state.glob("round-*.ckpt")), default=0)
+
+    def later(self, more=2):
+        """Let it take so many rounds more, or a few more than that."""
+        now = self.rounds
+        self._go_on_until(lambda: self.rounds >= now + more, f"round {now + more}")
+
+    def harm(self, told):
+        """Tell a client what to do, and wait until it does."""
+        told.touch()
+        self._go_on_until(told.with_name(f"done-{told.name}").exists, told.name)
+
+    def _go_on_until(self, happened, what):
+        self._wait.unlink()
+        until(happened, what)
+        self._wait.touch()
+
+    def end(self):
+        self._wait.unlink()
+        until(lambda: self.rounds and self._process.poll() == 0, "the job ends")
+        self._process.communicate()
+        return fs.Result.load(self._out)
+
+
+def test_faults_of_a_federation_and_who_is_refused(tmp_path):
+    """User code that ends its process, a client killed in mid-round and the server killed: the run goes on."""
+    told = tmp_path / "told"
+    told.mkdir()
+    with LocalFederation(faulty.CLIENTS) as federation:
+        job = kits.write_job(
+            tmp_path / "faults",
+            run="first",
+            clients=federation.names,
+            experiment="faulty.make",
+            data="faulty.load",
+            settings={"rounds": 60, "folder": str(told)},
+            files=[HERE / "faulty.py"],
+        )
+        run = Watched(federation, job, tmp_path / "run", wait=told / "wait-site-1")
+
+        assert greet(federation, federation.kits["site-1"]).startswith(b"HTTP/1.1")
+        others = kits.provision(kits.project(["site-1"], port=federation.port), tmp_path / "others")
+        assert greet(federation) == greet(federation, others["site-1"]) == b""
+
+        run.later(3)
+        run.harm(told / "exit-site-2")
+        run.later()
+        run.harm(told / "hang-site-2")
+        site = psutil.Process(federation.processes["site-2"].pid)
+        processes = [site, *site.children(recursive=True)]
+        for end in (psutil.Process.suspend, psutil.Process.kill):  # all at once: nobody tells of another's end
+            for process in processes:
+                end(process)
+        run.later()
+        before = run.rounds
+        federation.processes[federation.server].kill()
+        result = run.end()
+    assert not marked(federation.mark)
+    assert not federation.folder.exists()
+
+    answered = result.history["answered"][0]
+    first, second = result.settings["federation"]["clients"]
+    assert len(answered) == 60
+    assert (answered[before + 2 :] == 2).all(), "everybody is back in the end"
+    assert (first["name"], first["answered"], first["left_out"]) == ("site-1", 60, {})
+    assert second["left_out"].pop("the process of the client's code ended with exit code 7") == 1
+    assert second["left_out"].pop("it was lost") == 1
+    assert second["left_out"].keys() <= {"it left the job"}
+    assert 60 + second["answered"] == answered.sum()
+    expected = again(tmp_path / "again", answered, result.history["evaluated"][0])
+    for name in ("objective", "minority", "estimate", "weight", "answered", "evaluated"):
+        np.testing.assert_allclose(result.history[name], expected.history[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    assert result.history["minority"][0, -1] < 0.06, "the bound is 0.05"
+
+
+def again(folder, answered, evaluated):
+    """The run of ``faulty`` in this process, the second client absent where it was, and no fault besides.
+
+    The true values that a round records are asked for in the next round's first exchange, which says who was there.
+    """
+    rounds = len(answered)
+    stated = faulty.make(rounds)
+    clients, test, _ = neyman_pearson.load(clients=faulty.CLIENTS)
+
+    class Absent(InProcess):
+        def exchange(self, requests, seconds):
+            request = Request.decode(next(iter(requests.values())))
+            t = request.round
+            there = answered[t] if request.kind == Kind.UPDATE else evaluated[t - 1] if t else faulty.CLIENTS
+            return super().exchange({c: r for c, r in requests.items() if c == "client-0" or there == 2}, seconds)
+
+    transport = Absent.of(Program.of(stated.algorithm, stated.problem, stated.params), clients, folder)
+    return fs.federate(
+        stated.algorithm, stated.problem, transport, stated.params, rounds=rounds, test=test, progress=False
+    )
+
+
+def command(tmp_path, *arguments):
+    """``fedsgm federate local neyman-pearson`` as a process whose temporary files are in a folder of its own."""
+    own = tmp_path / "tmp"
+    own.mkdir(parents=True)
+    return fedsgm("federate", "local", "neyman-pearson", *arguments, cwd=tmp_path, TMPDIR=str(own))
+
+
+def left(tmp_path):
+    """Processes and files that a command has left."""
+    alive = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("TMPDIR", "").startswith(str(tmp_path)) and process.status() != "zombie":
+                alive.append(process)
+    return alive, list((tmp_path / "tmp").iterdir())
+
+
+def test_a_federation_takes_the_steps_of_a_simulated_run(tmp_path):
+    """Five processes with Top-K both ways and three participants a round, against one compiled program."""
+    settings = ("--clients", 5, "--participants", 3, "--rounds", 12, "--seed", 3)
+    process = command(tmp_path, *settings, "--out", "run")
+    out, err = process.communicate(timeout=LONG)
+    assert process.returncode == 0, err
+    assert left(tmp_path) == ([], [])
+    assert "FEASIBLE" in out.splitlines()[0]
+    assert "Saved in run:" in out
+
+    found = fs.Result.load(tmp_path / "run")
+    clients, test, params = neyman_pearson.load(clients=5)
+    algorithm = fs.FedSGM(
+        step_size=0.3,
+        local_steps=5,
+        participants=3,
+        rule=fs.Soft(beta=40.0),
+        uplink=fs.TopK(0.1),
+        downlink=fs.TopK(0.1),
+    )
+    problem = neyman_pearson.neyman_pearson()
+    expected = fs.simulate(algorithm, problem, clients, params, rounds=12, seed=3, test=test, progress=False)
+    np.testing.assert_array_equal(found.history["participants"], expected.history["participants"])
+    assert (found.history["answered"] == 3).all()
+    for name in ("objective", "minority", "estimate", "violation", "weight"):
+        np.testing.assert_allclose(found.history[name], expected.history[name], rtol=1e-5, atol=2e-6, err_msg=name)
+    for kind in ("last", "average", "best_feasible"):
+        for mine, theirs in zip(*map(jax.tree.leaves, (getattr(found, kind), getattr(expected, kind))), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6, err_msg=kind)
+    for part in ("train", "test"):
+        for name, values in expected.values[part].items():
+            np.testing.assert_allclose(found.values[part][name], values, rtol=1e-5, atol=2e-6)
+
+
+def test_a_federation_that_fails_or_is_interrupted_or_killed_leaves_nothing(tmp_path):
+    fails = command(tmp_path / "fails", "--clients", 1, "--min-participants", 2)
+    stops, dies = (command(tmp_path / name, "--clients", 1) for name in ("stops", "dies"))
+    until(lambda: len(left(tmp_path / "stops")[0]) >= 4, "its processes run")
+    stops.send_signal(signal.SIGINT)
+    _, err = stops.communicate(timeout=LONG)
+    assert stops.returncode == 130, err
+    assert left(tmp_path / "stops") == ([], [])
+    until(lambda: len(left(tmp_path / "dies")[0]) >= 4, "its processes run")
+    dies.kill()
+    dies.communicate()
+    until(lambda: left(tmp_path / "dies") == ([], []), "its processes end")
+    _, err = fails.communicate(timeout=LONG)
+    assert (fails.returncode, err.splitlines()[-1]) == (
+        2,
+        "error: min_participants=2, but 1 clients take part in a round",
+    )
+    assert left(tmp_path / "fails") == ([], [])

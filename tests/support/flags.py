@@ -1,0 +1,296 @@
+"""What every flag of a run does: a table that the tests of ``run`` and of ``sweep`` go through."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fedsgm.data.breast_cancer import breast_cancer
+from support.commands import Run, same_bits
+from support.conex import constraint_extrapolation
+
+D = 31  # parameters of the task: one bias, thirty weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Flags, and what must then hold of the run (and of the run without them)."""
+
+    flags: str
+    check: Callable[[Run, Run], object]
+
+    def __str__(self) -> str:
+        return self.flags
+
+
+def differs(run: Run, base: Run, name: str = "objective") -> bool:
+    return not np.array_equal(run.history[name], base.history[name])
+
+
+def weight_is(run: Run, expected: Callable[[np.ndarray], np.ndarray]) -> bool:
+    """The weights follow from the violations, and both signs of the violation were met."""
+    violation, weight = run.history["violation"][0], run.history["weight"][0]
+    np.testing.assert_allclose(weight, expected(violation.astype(np.float64)), rtol=1e-5, atol=1e-6)
+    return (violation > 0).any() and (violation <= 0).any()
+
+
+def multipliers(violation: np.ndarray, step: float) -> np.ndarray:
+    values = [0.0]
+    for v in violation:
+        values.append(max(0.0, values[-1] + step * v))
+    return np.array(values[1:])
+
+
+def measured(run: Run) -> list[bool]:
+    names = ("objective", "minority")
+    patterns = [(~np.isnan(run.history[name][0])).tolist() for name in names]
+    assert patterns[0] == patterns[1]
+    assert not np.isnan(run.history["violation"]).any()
+    return patterns[0]
+
+
+def losses(w: np.ndarray) -> tuple[float, np.ndarray, float, np.ndarray]:
+    """The majority's and the minority's loss over all training data and their gradients, by hand in float64."""
+    train, _ = breast_cancer(split=0)
+    found = []
+    for label in (0, 1):
+        rows = train["x"][train["y"] == label].astype(np.float64)
+        rows = np.concatenate([np.ones((len(rows), 1)), rows], axis=1)  # the bias comes first in the parameters
+        sign = 1 - 2 * label
+        found += [
+            np.logaddexp(0, sign * rows @ w).mean(),
+            sign / (1 + np.exp(-sign * rows @ w)) @ rows / len(rows),
+        ]
+    return tuple(found)
+
+
+def switching_by_hand(*, step_size: float, bound: float) -> list[np.ndarray]:
+    """Twenty-five steps of the centralised switching gradient, each fifth."""
+    w, path = np.zeros(D), []
+    for _ in range(25):
+        _, of_f, g, of_g = losses(w)
+        w = w - step_size * (of_g if g > bound else of_f)
+        path.append(w)
+    return path[4::5]
+
+
+def ipp_conex_by_hand(*, proximal, primal, dual, offset, inner, bound) -> list[np.ndarray]:
+    """Twenty-five inner steps, each fifth: a / 2 is the primal scale and 32 M^2 / a the dual."""
+    path = constraint_extrapolation(
+        lambda w: losses(w)[1],
+        lambda w: losses(w)[2] - bound,
+        lambda w: losses(w)[3],
+        lambda w: w,
+        np.zeros(D),
+        r=proximal,
+        a=2 * primal,
+        M=np.sqrt(dual * 2 * primal / 32),
+        t0=offset,
+        steps=25,
+        inner=inner,
+    )
+    return [w for w, _ in path][4::5]
+
+
+def follows(run: Run, path: list[np.ndarray]) -> bool:
+    """The run's measured values are those of this path."""
+    for i, name in ((0, "objective"), (2, "minority")):
+        values = run.history[name][0]
+        np.testing.assert_allclose(values[~np.isnan(values)], [losses(w)[i] for w in path], rtol=1e-3)
+    np.testing.assert_allclose(run.vector, path[-1], rtol=1e-3, atol=1e-4)
+    return True
+
+
+CASES = [
+    Case(
+        "--rule hard --bound 0.3",
+        lambda run, _: run.algorithm["rule"] == {"is": "Hard"} and weight_is(run, lambda v: v > 0),
+    ),
+    Case(
+        "--rule soft --beta 5 --bound 0.3",
+        lambda run, _: (
+            run.algorithm["rule"] == {"is": "Soft", "beta": 5, "ceiling": 1}
+            and weight_is(run, lambda v: np.clip(1 + 5 * v, 0, 1))
+        ),
+    ),
+    Case(
+        "--rule soft --ceiling 0.5 --bound 0.3",
+        lambda run, _: weight_is(run, lambda v: np.clip(1 + 40 * v, 0, 0.5)) and run.history["weight"].max() == 0.5,
+    ),
+    Case(
+        "--rule penalty --rho 2.5 --bound 0.3",
+        lambda run, _: (
+            run.algorithm["rule"] == {"is": "Penalty", "rho": 2.5} and weight_is(run, lambda v: 2.5 * (v > 0))
+        ),
+    ),
+    Case(
+        "--rule primal-dual --dual-step 4 --bound 0.55",
+        lambda run, _: (
+            run.algorithm["rule"] == {"is": "PrimalDual", "step": 4, "augment": 0}
+            and weight_is(run, lambda v: multipliers(v, 4))
+            and np.array_equal(run.history["multiplier"], run.history["weight"])
+        ),
+    ),
+    Case(
+        "--rule primal-dual --dual-step 4 --augment 3 --bound 0.55",
+        lambda run, _: (
+            run.algorithm["rule"] == {"is": "PrimalDual", "step": 4, "augment": 3}
+            and weight_is(run, lambda v: np.maximum(0, multipliers(v, 4) + 3 * v))
+            and np.allclose(run.history["multiplier"][0], multipliers(run.history["violation"][0], 4), atol=1e-6)
+        ),
+    ),
+    Case(
+        "--rule ipp-conex --proximal 0.5 --primal-scale 3 --dual-scale 0.5 --offset 2 --inner-steps 7 --bound 0.3",
+        lambda run, _: (
+            run.algorithm["is"] == "IPPConEx"
+            and (run.settings["clients"], run.settings["rounds"], run.algorithm["local_steps"]) == (1, 5, 5)
+            and follows(run, ipp_conex_by_hand(proximal=0.5, primal=3, dual=0.5, offset=2, inner=7, bound=0.3))
+            and run.history["multiplier"].any()
+        ),
+    ),
+    Case(
+        "--centralized --rule hard --bound 0.3 --uplink none --downlink none",
+        lambda run, _: (
+            (run.settings["clients"], run.settings["rounds"], run.algorithm["local_steps"]) == (1, 25, 1)
+            and (run.algorithm["participants"], run.settings["evaluate_every"]) == (None, 5)
+            and follows(run, switching_by_hand(step_size=0.3, bound=0.3))
+            and weight_is(run, lambda v: v > 0)
+            and run.toml["centralized"] is True
+        ),
+    ),
+    Case(
+        "--rule unconstrained",
+        lambda run, _: run.algorithm["rule"] == {"is": "Unconstrained"} and not run.history["weight"].any(),
+    ),
+    Case(
+        "--step-size 0.125",
+        lambda run, base: (
+            run.algorithm["step_size"] == 0.125 and base.algorithm["step_size"] == 0.3 and differs(run, base)
+        ),
+    ),
+    Case(
+        "--local-steps 2",
+        lambda run, base: (
+            run.algorithm["local_steps"] == 2 and base.algorithm["local_steps"] == 5 and differs(run, base)
+        ),
+    ),
+    Case(
+        "--participants 0 --clients 7",
+        lambda run, base: (
+            run.algorithm["participants"] is None
+            and (run.settings["clients"], base.settings["clients"]) == (7, 4)
+            and (run.history["participants"] == np.arange(7)).all()
+            and base.history["participants"].shape == (1, 5, 2)
+        ),
+    ),
+    Case(
+        "--tolerance 0.25",
+        lambda run, base: (
+            run.algorithm["tolerance"] == 0.25
+            and np.allclose(run.history["violation"], run.history["estimate"] - 0.05 - 0.25, atol=1e-6)
+            and np.allclose(base.history["violation"], base.history["estimate"] - 0.05, atol=1e-6)
+        ),
+    ),
+    Case(
+        "--radius 0.2 --downlink none",
+        lambda run, base: (
+            np.linalg.norm(run.vector) <= 0.2 * (1 + 1e-5)
+            and np.linalg.norm(base.vector) > 0.3
+            and run.toml["radius"] == 0.2
+        ),
+    ),
+    Case(
+        "--box 0.05 --downlink none",
+        lambda run, base: (
+            np.abs(run.vector).max() == pytest.approx(0.05)
+            and np.abs(base.vector).max() > 0.1
+            and run.toml["box"] == 0.05
+        ),
+    ),
+    Case(
+        "--batch-size 8 --constraint-batch-size 6",
+        lambda run, base: (
+            run.algorithm["batch_size"] == 8
+            and run.algorithm["constraint_batch_size"] == 6
+            and run.history["estimate"][0, 0] != pytest.approx(np.log(2))  # of all examples it is, at zero
+            and base.history["estimate"][0, 0] == pytest.approx(np.log(2))
+            and differs(run, base)
+        ),
+    ),
+    Case(
+        "--batch-size 0 --constraint-batch-size 0",
+        lambda run, base: (
+            run.algorithm["batch_size"] is None
+            and run.algorithm["constraint_batch_size"] is None
+            and same_bits(run.folder, base.folder)
+        ),
+    ),
+    Case(
+        "--bound 0.45",
+        lambda run, _: (
+            run.result.bounds == {"minority": 0.45}
+            and np.allclose(run.history["violation"], run.history["estimate"] - 0.45, atol=1e-6)
+        ),
+    ),
+    Case(
+        "--split 1",
+        lambda run, base: (
+            run.toml["split"] == 1
+            and differs(run, base)
+            and not np.array_equal(run.result.values["test"]["objective"], base.result.values["test"]["objective"])
+        ),
+    ),
+    Case(
+        "--rounds 3",
+        lambda run, base: (
+            run.settings["rounds"] == 3
+            and all(np.array_equal(a, base.history[name][:, :3]) for name, a in run.history.items())
+        ),
+    ),
+    Case(
+        "--seeds 3",
+        lambda run, base: (
+            run.settings["seeds"] == [0, 1, 2]
+            and run.history["objective"].shape == (3, 5)
+            and run.result.last["w"].shape == (3, 30)
+            and np.array_equal(run.history["objective"][:1], base.history["objective"])
+            and not np.array_equal(run.history["objective"][0], run.history["objective"][1])
+        ),
+    ),
+    Case(
+        "--seed 11",
+        lambda run, base: run.settings["seeds"] == [11] and differs(run, base, "participants") and differs(run, base),
+    ),
+    Case("--evaluate-every 1", lambda run, base: all(measured(run)) and same_bits(run.folder, base.folder)),
+    Case(
+        "--evaluate-every 2",
+        lambda run, base: (
+            measured(run) == [False, True, False, True, True]
+            and np.allclose(run.history["minority"][0, [1, 3, 4]], base.history["minority"][0, [1, 3, 4]], rtol=1e-5)
+        ),
+    ),
+    Case(
+        "--evaluate-every 0",
+        lambda run, base: (
+            measured(run) == [False, False, False, False, True]
+            and np.allclose(run.vector, base.vector, rtol=1e-4, atol=1e-6)
+        ),
+    ),
+    Case("--seeds 1 --seed 0", lambda run, base: same_bits(run.folder, base.folder)),
+]
+
+
+ELSEWHERE = {
+    "--uplink": "test_uplink_and_downlink",
+    "--downlink": "test_uplink_and_downlink",
+    "--checkpoint": "test_checkpoint_and_resume",
+    "--checkpoint-every": "test_checkpoint_every",
+    "--resume": "test_checkpoint_and_resume",
+    "--debug": "test_debug_names_the_client",
+    "--out": "test_out",
+    "--progress": "test_progress",
+    "--no-progress": "test_progress",
+    "--require-feasible": "test_require_feasible",
+    "--config": "test_config_gives_the_defaults_and_flags_win",
+}

@@ -1,0 +1,285 @@
+"""Constraints that are no means over clients: exact directions, fairlearn's numbers, and what is undefined."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fairlearn import metrics
+from sklearn.metrics import log_loss
+
+import fedsgm as fs
+from fedsgm.tables import fairness
+
+SIZES = (9, 31, 14, 40, 22)
+
+
+def score(params, example):
+    return jax.nn.sigmoid(example["x"] @ params["w"] + params["b"])
+
+
+def loss(params, example):
+    z = example["x"] @ params["w"] + params["b"]
+    return jnp.logaddexp(0.0, z) - example["y"] * z
+
+
+def constraints(groups):
+    """Every ready-made constraint; a new one goes here and is covered."""
+    options = {"by": "group", "groups": groups}
+    return [
+        fairness.demographic_parity(score, **options),
+        fairness.demographic_parity(score, **options, hard=True, name="demographic_parity_hard"),
+        fairness.equal_opportunity(score, **options),
+        fairness.equal_opportunity(score, **options, hard=True, name="equal_opportunity_hard"),
+        fairness.equalized_odds(score, **options),
+        fairness.equalized_odds(score, **options, hard=True, name="equalized_odds_hard"),
+        fairness.group_loss_gap(loss, **options),
+        fairness.worst_group_loss(loss, **options),
+        fairness.error_rate(score, label=0),
+        fairness.error_rate(score, label=1),
+        fairness.class_loss(loss, label=1),
+    ]
+
+
+CASES = [pytest.param(groups, c, id=f"{groups}-{c.label}") for groups in (2, 3) for c in constraints(groups)]
+
+
+def make(groups, seed=0):
+    """Clients of unequal sizes and mixes; client 0 has no member of group 1, but both classes."""
+    rng = np.random.default_rng(seed)
+    clients = []
+    for j, size in enumerate(SIZES):
+        group = rng.integers(0, groups, size)
+        if j == 0:
+            group[group == 1] = 0
+        y = rng.integers(0, 2, size)
+        y[:2] = 0, 1
+        x = rng.normal(size=(size, 3)) + 0.5 * group[:, None] + 0.7 * y[:, None] - 0.6
+        clients.append({"x": x.astype(np.float32), "y": y.astype(np.float32), "group": group.astype(np.int32)})
+    return clients
+
+
+PARAMS = {"w": np.float32([0.6, -0.9, 0.4]), "b": np.array(0.1, np.float32)}
+
+
+@pytest.fixture
+def params():
+    return PARAMS
+
+
+def prepared(quantity, clients, params, follow="largest"):
+    problem = fs.Problem(loss, [quantity <= 0.05], follow)
+    return problem, problem.prepare(fs.Clients.from_list(clients), params)
+
+
+def pooled_value(quantity, clients):
+    """The quantity of everybody, straight from its definition: a function of params in one piece."""
+    whole = jax.tree.map(lambda *parts: np.concatenate(parts), *clients)
+
+    def value(params):
+        each = jax.vmap(quantity.sums, (None, 0))(params, whole)
+        return quantity.value(jax.tree.map(lambda a: jnp.sum(a, axis=0), each))
+
+    return value
+
+
+@pytest.mark.parametrize(("groups", "quantity"), CASES)
+def test_the_mean_of_linearized_gradients_is_the_gradient_of_the_pooled_value(groups, quantity, params):
+    clients = make(groups)
+    problem, data = prepared(quantity, clients, params)
+    key = jax.random.key(0)
+
+    @jax.jit
+    def constraint_gradients(params, data):
+        statistics = jax.vmap(lambda d: problem.measure(params, d, key)[0])(data)
+        measured = problem.combine(statistics, 0.0, key)
+        direction = fs.Direction(jnp.float32(0), jnp.float32(1), measured.guide)
+        return jax.vmap(lambda d: problem.direction(params, direction, d, None, key))(data)
+
+    mine = constraint_gradients(params, data)
+    exact = jax.jit(jax.grad(pooled_value(quantity, clients)))(params)
+    for name in ("w", "b"):
+        assert np.abs(exact[name]).max() > 1e-3
+        np.testing.assert_allclose(np.mean(mine[name], axis=0), exact[name], rtol=2e-5, atol=2e-6)
+
+
+def test_local_gradients_are_those_of_each_clients_own_value(params):
+    clients = make(2)
+    quantity = fairness.demographic_parity(score, by="group", groups=2, gradient="local")
+    problem, data = prepared(quantity, clients, params)
+    key = jax.random.key(0)
+    direction = fs.Direction(jnp.float32(0), jnp.float32(1), (jnp.ones(1), (None,)))
+    mine = jax.jit(jax.vmap(lambda d: problem.direction(params, direction, d, None, key)))(data)
+    np.testing.assert_array_equal(mine["w"][0], 0)  # it has one group only: no gap to descend
+    for j in range(1, len(clients)):
+        own = jax.jit(jax.grad(pooled_value(quantity, [clients[j]])))(params)
+        np.testing.assert_allclose(mine["w"][j], own["w"], rtol=1e-4, atol=1e-6)
+
+
+def values(quantity, clients, params):
+    problem, data = prepared(quantity, clients, params)
+    key = jax.random.key(0)
+    summarise = jax.jit(lambda data: problem.summarise(jax.vmap(lambda d: problem.evaluate(params, d, key))(data)))
+    summary, _ = summarise(data)
+    return float(summary[quantity.label])
+
+
+@functools.cache
+def all_values(groups, seed):
+    """Of every ready-made constraint, as one problem has them all."""
+    problem = fs.Problem(loss, [quantity <= 0.05 for quantity in constraints(groups)])
+    data = problem.prepare(fs.Clients.from_list(make(groups, seed)), PARAMS)
+    key = jax.random.key(0)
+    summarise = jax.jit(lambda data: problem.summarise(jax.vmap(lambda d: problem.evaluate(PARAMS, d, key))(data)))
+    return {name: float(value) for name, value in summarise(data)[0].items() if name != "objective"}
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_same_numbers_as_fairlearn(groups, seed, params):
+    clients = make(groups, seed)
+    whole = jax.tree.map(lambda *parts: np.concatenate(parts), *clients)
+    y, group = whole["y"].astype(int), whole["group"]
+    scores = np.asarray(jax.vmap(score, (None, 0))(params, whole), np.float64)
+    decided = (scores > 0.5).astype(int)
+    by_group = {"sensitive_features": group}
+
+    def gap(metric, truth, predicted, rows=slice(None)):
+        return metrics.MetricFrame(
+            metrics=metric, y_true=truth[rows], y_pred=predicted[rows], sensitive_features=group[rows]
+        ).difference()
+
+    true_rate, false_rate = (gap(metrics.mean_prediction, y, scores, y == label) for label in (1, 0))
+    losses = metrics.MetricFrame(
+        metrics=lambda a, b: log_loss(a, b, labels=[0, 1]), y_true=y, y_pred=scores, **by_group
+    )
+    expected = {
+        "demographic_parity": gap(metrics.mean_prediction, y, scores),
+        "demographic_parity_hard": metrics.demographic_parity_difference(y, decided, **by_group),
+        "equal_opportunity": true_rate,
+        "equal_opportunity_hard": metrics.equal_opportunity_difference(y, decided, **by_group),
+        "equalized_odds": max(true_rate, false_rate),
+        "equalized_odds_hard": metrics.equalized_odds_difference(y, decided, **by_group),
+        "group_loss_gap": losses.difference(),
+        "worst_group_loss": losses.group_max(),
+        "error_rate_0": metrics.false_positive_rate(y, decided),
+        "error_rate_1": metrics.false_negative_rate(y, decided),
+        "class_loss_1": log_loss(y[y == 1], scores[y == 1], labels=[0, 1]),
+    }
+    measured = all_values(groups, seed)
+    assert measured.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(measured[name], value, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_every_ready_made_constraint_runs(groups, params):
+    """A few rounds against all of them, in which participants and batches of six may lack a group: all stays finite."""
+    found = all_values(groups, 0)
+    problem = fs.Problem(loss, [quantity <= 0.8 * found[quantity.label] for quantity in constraints(groups)], "sum")
+    clients = fs.Clients.from_list(make(groups))
+    algorithm = fs.FedSGM(0.05, local_steps=2, participants=2, rule=fs.Soft(10.0), batch_size=6)
+    result = fs.simulate(algorithm, problem, clients, params, rounds=60, progress=False)
+    assert (result.history["weight"] > 0).any()
+    assert np.isfinite(result.last["w"]).all()
+    for name in found:
+        assert np.isfinite(result.history[name]).all(), name
+
+
+def test_demographic_parity_is_met_where_it_was_not(params):
+    clients = fs.Clients.from_list(make(2))
+    quantity = fairness.demographic_parity(score, by="group", groups=2)
+    algorithm = fs.FedSGM(0.2, rule=fs.Soft(20.0))
+    free = fs.simulate(fs.FedSGM(0.2), fs.Problem(loss), clients, params, rounds=400, progress=False)
+    assert values(quantity, make(2), free.last) > 0.1
+    problem = fs.Problem(loss, [quantity <= 0.05])
+    result = fs.simulate(algorithm, problem, clients, params, rounds=400, progress=False)
+    assert result.history["demographic_parity"][0, -50:].max() <= 0.05 + 1e-3
+    assert values(quantity, make(2), result.last) <= 0.05 + 1e-3
+
+
+def test_switch_on_reports_the_true_rate_and_descends_the_surrogate(params):
+    """The recorded value is the hard rate, a multiple of 1/count; the direction is that of the soft one."""
+    clients = make(2)
+    problem, data = prepared(fairness.error_rate(score, label=1), clients, params)
+    whole = jax.tree.map(lambda *parts: np.concatenate(parts), *clients)
+    positives = int((whole["y"] == 1).sum())
+    key = jax.random.key(0)
+    summary, _ = problem.summarise(jax.vmap(lambda d: problem.evaluate(params, d, key))(data))
+    wrong = float(summary["error_rate_1"]) * positives
+    assert abs(wrong - round(wrong)) < 1e-3
+    scores = np.asarray(jax.vmap(score, (None, 0))(params, whole))
+    assert round(wrong) == int(((whole["y"] == 1) & (scores <= 0.5)).sum())
+
+
+def test_a_group_that_nobody_has_is_an_error(params):
+    clients = fs.Clients.from_list(make(2))
+    for quantity in constraints(3):
+        if "group" in quantity.label or "parity" in quantity.label or "equal" in quantity.label:
+            with pytest.raises(fs.SettingError, match=r"no client has an example of group .*2, which the constraint"):
+                fs.simulate(fs.FedSGM(0.1), fs.Problem(loss, [quantity <= 0.1]), clients, params, rounds=1)
+
+
+def test_a_statistic_must_fit():
+    with pytest.raises(fs.SettingError, match="gradient='exact', but it must be 'linearized' or 'local'"):
+        fs.Statistic(score, lambda total: total, gradient="exact")
+    with pytest.raises(fs.SettingError, match="Statistic: value=None, but it must be a function"):
+        fs.Statistic(score, None)
+    with pytest.raises(fs.SettingError, match="groups=1, but there must be 2 or more"):
+        fairness.demographic_parity(score, by="group", groups=1)
+    with pytest.raises(fs.SettingError, match="follow='all', but it must be one of largest, random, sum"):
+        fs.Problem(loss, [], "all")
+
+
+def test_a_statistic_whose_value_is_a_vector_or_undefined(params):
+    clients = fs.Clients.from_list(make(2))
+    vector = fs.Statistic(lambda _, e: e["x"], lambda total: total, name="vector")
+    with pytest.raises(fs.SettingError, match=r"the constraint 'vector': its value must return one .* shape \(3,\)"):
+        fs.simulate(fs.FedSGM(0.1), fs.Problem(loss, [vector <= 0.1]), clients, params, rounds=1)
+    undefined = fs.Statistic(lambda _, e: e["x"][0], lambda total: total * jnp.nan, name="undefined")
+    with pytest.raises(fs.SettingError, match="the constraint 'undefined' is not a number over all data"):
+        fs.simulate(fs.FedSGM(0.1), fs.Problem(loss, [undefined <= 0.1]), clients, params, rounds=1)
+
+
+class TestSeveralConstraints:
+    """Which gradient a constraint step takes: three linear constraints with known gradients e_0, e_1, e_2."""
+
+    def active(self, follow, values, seed=0):
+        quantities = [fs.Mean(lambda p, _, i=i: p[i], name=f"g{i}") <= 0.0 for i in range(3)]
+        problem = fs.Problem(lambda p, _: p @ p, quantities, follow)
+        statistics = tuple(jnp.float32([value]) for value in values)
+        measured = problem.combine(statistics, 0.0, jax.random.key(seed))
+        return np.asarray(measured.guide[0]), float(measured.violation)
+
+    @pytest.mark.parametrize("follow", ["largest", "random", "sum"])
+    def test_none_violated_is_the_nearest(self, follow):
+        weights, violation = self.active(follow, [-0.3, -0.1, -0.2])
+        np.testing.assert_array_equal(weights, [0, 1, 0])
+        assert violation == pytest.approx(-0.1)
+
+    def test_largest(self):
+        np.testing.assert_array_equal(self.active("largest", [0.3, 0.1, -0.2])[0], [1, 0, 0])
+
+    def test_sum(self):
+        np.testing.assert_array_equal(self.active("sum", [0.3, 0.1, -0.2])[0], [1, 1, 0])
+
+    def test_random(self):
+        drawn = np.array([self.active("random", [0.3, 0.1, -0.2], seed)[0] for seed in range(200)])
+        np.testing.assert_array_equal(drawn.sum(axis=1), 1)
+        share = drawn.mean(axis=0)
+        assert share[2] == 0
+        assert abs(share[0] - 0.5) < 5 * np.sqrt(0.25 / 200)
+
+    @pytest.mark.parametrize("follow", ["largest", "random", "sum"])
+    def test_each_reaches_a_point_within_all_bounds(self, follow):
+        """min |w - 1|^2 subject to w_i <= c_i: the optimum is min(1, c), in closed form.
+
+        At the end the iterate chatters around it by steps of at most 0.002 |grad f| < 0.01.
+        """
+        bounds = [0.2, -0.3, 2.0]
+        quantities = [fs.Mean(lambda p, _, i=i: p[i], name=f"g{i}") <= c for i, c in enumerate(bounds)]
+        problem = fs.Problem(lambda p, _: jnp.sum((p - 1) ** 2), quantities, follow)
+        clients = fs.Clients.from_list([{"a": np.zeros(1)}])
+        result = fs.simulate(fs.FedSGM(0.002), problem, clients, np.zeros(3, np.float32), rounds=12_000, progress=False)
+        np.testing.assert_allclose(result.last, np.minimum(1, bounds), atol=0.01)
