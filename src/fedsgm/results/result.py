@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
+from fedsgm.base import trees
 from fedsgm.base.describe import describe
 from fedsgm.base.errors import SettingError
 from fedsgm.base.files import write_atomically
@@ -112,7 +112,7 @@ class Result:
 
         folder = Path(folder)
         arrays: dict[str, np.ndarray] = {}
-        forms = {kind: _form(getattr(self, kind), kind, arrays) for kind in KINDS}
+        forms = {kind: trees.form(getattr(self, kind), kind, arrays) for kind in KINDS}
         files = {
             "history.parquet": _to_parquet(self.history, self.settings["seeds"]),
             "params.safetensors": safetensors.numpy.save(arrays),
@@ -158,7 +158,7 @@ class Result:
             if hashlib.sha256(files[name]).hexdigest() != digest:
                 raise SettingError(f"{path} is missing or altered: it does not match result.json")
         arrays = safetensors.numpy.load(files["params.safetensors"])
-        params = {kind: _rebuild(form, kind, arrays) for kind, form in document["params"].items()}
+        params = {kind: trees.rebuild(form, kind, arrays) for kind, form in document["params"].items()}
         return cls(
             history=_from_parquet(files["history.parquet"], len(document["settings"]["seeds"])),
             values={
@@ -197,36 +197,6 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, list):
         return [_jsonable(item) for item in value]
     return None if np.isnan(value) else value if np.isfinite(value) else str(value)
-
-
-def _form(params: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
-    """The nesting of params as JSON; their arrays go into ``arrays`` under the path in it."""
-    if isinstance(params, dict):
-        return {"dict": {key: _form(value, f"{name}.{_escape(key)}", arrays) for key, value in params.items()}}
-    if isinstance(params, (list, tuple)):
-        kind = "list" if isinstance(params, list) else "tuple"
-        return {kind: [_form(value, f"{name}.{i}", arrays) for i, value in enumerate(params)]}
-    leaves = jax.tree.leaves(params)
-    if len(leaves) == 1 and leaves[0] is params:
-        arrays[name] = np.asarray(params, order="C")  # ascontiguousarray would give a scalar an axis
-        return "array"
-    named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    return _form(named, name, arrays)  # a user's own node comes back as a dictionary of its arrays
-
-
-def _escape(key: Any) -> str:
-    """A key whose dots are not those between keys."""
-    return str(key).replace("~", "~0").replace(".", "~1")
-
-
-def _rebuild(form: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
-    if form == "array":
-        return arrays[name]
-    ((kind, inside),) = form.items()
-    if kind == "dict":
-        return {key: _rebuild(value, f"{name}.{_escape(key)}", arrays) for key, value in inside.items()}
-    items = [_rebuild(value, f"{name}.{i}", arrays) for i, value in enumerate(inside)]
-    return items if kind == "list" else tuple(items)
 
 
 def _to_parquet(history: dict[str, np.ndarray], seeds: list[int]) -> bytes:
