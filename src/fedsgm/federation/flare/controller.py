@@ -90,7 +90,7 @@ class FedSGMController(Controller):
             experiment.params,
             rounds=experiment.rounds,
             seed=experiment.seed,
-            test=experiment.test,
+            test=experiment.test() if callable(experiment.test) else experiment.test,
             evaluate_every=experiment.evaluate_every,
             min_participants=experiment.min_participants,
             timeout=experiment.timeout,

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,9 +37,18 @@ class LocalFederation:
         state: folder for what outlives a job, the server's checkpoint and the clients' memory; without it, that goes
             with the rest.
         begin: start the processes; without it the kits can be changed first.
+        modules: installed modules whose functions jobs may name here, beside those in FEDSGM_MODULES.
     """
 
-    def __init__(self, clients: int, *, port: int = 0, state: Path | None = None, begin: bool = True) -> None:
+    def __init__(
+        self,
+        clients: int,
+        *,
+        port: int = 0,
+        state: Path | None = None,
+        begin: bool = True,
+        modules: Sequence[str] = (),
+    ) -> None:
         self.names = kits.names(clients)
         self.server = "localhost"
         self.port = _port(port)
@@ -48,6 +57,7 @@ class LocalFederation:
         self._restarts: dict[str, int] = {}
         self._begin = begin
         self._state = state
+        self._modules = tuple(modules)
         self.folder = Path()
         self.kits: dict[str, Path] = {}
         self._guard: subprocess.Popen[bytes] | None = None
@@ -99,6 +109,7 @@ class LocalFederation:
         path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         environment = os.environ | {
             guard.MARK: self.mark,
+            "FEDSGM_MODULES": ",".join((*self._modules, os.environ.get("FEDSGM_MODULES", ""))),
             "FEDSGM_STATE": str(self.state),
             "TMPDIR": str(temporary),
             "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in path if entry),
