@@ -1,9 +1,19 @@
 """The command line with all its commands: the console script ``fedsgm``, and ``python -m fedsgm``."""
 
+from fedsgm.cli import federate, run, sweep
 from fedsgm.cli.app import app, main
+from fedsgm.cli.compare import compare
+from fedsgm.cli.fit import fit
+from fedsgm.cli.predict import predict
+from fedsgm.cli.show import show
 from fedsgm.paper.command import reproduce
 
-app.command()(reproduce)
+app.add_typer(run.commands, name="run")
+app.add_typer(sweep.commands, name="sweep")
+app.add_typer(federate.commands, name="federate")
+app.command("fit")(fit)
+for _command in (predict, show, compare, reproduce):
+    app.command()(_command)
 
 if __name__ == "__main__":
     main()

@@ -1,5 +1,6 @@
 """``fedsgm federate`` before any process runs: what it refuses, what it writes, and what travels with a job."""
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -13,15 +14,16 @@ import yaml
 from nvflare.fuel.flare_api import api_spec, flare_api
 
 import fedsgm as fs
+from fedsgm.base import trees
 from fedsgm.base.describe import describe
-from fedsgm.cli import rehearsal
+from fedsgm.cli import rehearsal, saving
 from fedsgm.cli.flags import RunFlags
 from fedsgm.cli.setups import SETUPS
 from fedsgm.federation.experiment import find
-from fedsgm.federation.flare import kits, submit
+from fedsgm.federation.flare import kits, local, submit
 from fedsgm.federation.flare.submit import Admin, Job
-from fedsgm.tasks import neyman_pearson
-from support.commands import call
+from fedsgm.tasks import fair_classification, neyman_pearson
+from support.commands import FILES, TINY, Run, call, run
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,6 @@ def test_a_job_names_only_functions_that_a_site_lets_it(tmp_path, monkeypatch):
     (tmp_path / "own_code.py").write_text("from subprocess import run\ndef make(): return 1\nthing = 2\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert find("own_code.make", [tmp_path])() == 1
-    assert find("fedsgm.cli.rehearsal.data", []) is rehearsal.data
     for name in (
         "os.system",
         "sys.exit",
@@ -115,6 +116,7 @@ def test_a_job_names_only_functions_that_a_site_lets_it(tmp_path, monkeypatch):
         ".make",
         "nowhere.make",
         "own_code.make",
+        "fedsgm.cli.rehearsal.data",
     ):
         with pytest.raises(fs.SettingError, match=r"FEDSGM_MODULES lists the installed modules that jobs may name$"):
             find(name, [tmp_path / "elsewhere"])
@@ -126,8 +128,9 @@ def test_a_job_names_only_functions_that_a_site_lets_it(tmp_path, monkeypatch):
     }.items():
         with pytest.raises(fs.SettingError, match=error):
             find(name, [tmp_path])
-    monkeypatch.setenv("FEDSGM_MODULES", "a.b,own_code")
+    monkeypatch.setenv("FEDSGM_MODULES", "a.b,own_code, fedsgm.cli.rehearsal")
     assert find("own_code.make", [])() == 1
+    assert find("fedsgm.cli.rehearsal.data", []) is rehearsal.data
 
 
 @pytest.mark.parametrize(
@@ -201,16 +204,195 @@ def test_a_job_is_stopped_on_the_server_before_its_clients():
     assert called == [("do_app_command", "7", kits.STOP, None), ("get_job_meta", "7"), ("abort_job", "7")]
 
 
-def test_a_task_of_the_command_line_is_the_same_in_a_federation():
-    """Its settings travel as JSON, a client's data is its share, and a task without data needs its client's number."""
+# A rehearsal, with the processes' own functions but without the processes ---------------------------------------------
+
+
+class Rehearsal:
+    """In place of a federation: what its processes would call is called here, and what they read is written down."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.read, self.modules = folder, {}, []
+        self.server, self.kits, self.admin = "localhost", {"localhost": folder}, folder
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr(local, "LocalFederation", self._begin)
+        monkeypatch.setattr(submit, "submit", self._submit)
+
+    def _begin(self, clients, *, modules, **_):
+        self.names, self.modules = kits.names(clients), modules
+        return contextlib.nullcontext(self)
+
+    def tend(self):
+        pass
+
+    def _submit(self, _, job, **__):
+        server, client = (
+            json.loads((job.folder / "app" / "config" / f"config_fed_{role}.json").read_text())
+            for role in ("server", "client")
+        )
+        args = submit._client_args(client)
+        assert submit._server_args(server)["settings"] == args["settings"]
+        self._monkeypatch.setenv("FEDSGM_MODULES", ",".join(self.modules))
+        make, load = (find(args[name], []) for name in ("experiment", "data"))
+        with self._reading("server"):
+            stated = make(**args["settings"])
+            test = stated.test()
+        shares = []
+        for name in self.names:
+            with self._reading(name):
+                assert describe(make(**args["settings"]).problem) == describe(stated.problem)
+                shares.append(load(name, **args["settings"]))
+        clients = stated.problem.clients if shares[0] == 0 else fs.Clients.from_list(shares)
+        more = {"rounds": stated.rounds, "seed": stated.seed, "seeds": 1, "test": test, "progress": False}
+        self.result = fs.simulate(stated.algorithm, stated.problem, clients, stated.params, **more)
+        self.result.save(self.folder / "finished")
+        return self.folder / "finished"
+
+    @contextlib.contextmanager
+    def _reading(self, site):
+        real, read = trees.read, self.read.setdefault(site, [])
+        with self._monkeypatch.context() as patch:
+            patch.setattr(trees, "read", lambda path: (read.append(path.stem), real(path))[1])
+            yield
+
+
+@pytest.fixture
+def rehearse(tmp_path, monkeypatch):
+    return Rehearsal(tmp_path / "federation", monkeypatch)
+
+
+def counted(monkeypatch, owner, name):
+    """How often a function is called, as a list that grows."""
+    calls, real = [], getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given, **more: (calls.append(1), real(*given, **more))[1])
+    return calls
+
+
+LOCAL = ("federate", "local", "neyman-pearson", "--clients", "3", "--rounds", "4", "--no-progress")
+
+
+def test_data_is_loaded_once_and_each_site_reads_its_own(rehearse, tmp_path, monkeypatch):
+    loads = counted(monkeypatch, neyman_pearson, "load")
+    called = call(*LOCAL, "--out", tmp_path / "run", draw=False)
+    assert (called.code, called.err) == (0, "")
+    assert len(loads) == 1
+    assert {site: sorted(files) for site, files in rehearse.read.items()} == {
+        "server": ["params", "test"],
+        **{name: ["params", name] for name in ("site-1", "site-2", "site-3")},
+    }
+    assert rehearse.modules == ["fedsgm.cli.rehearsal"]
+
+
+def test_a_rehearsal_is_the_run_of_one_program(rehearse, tmp_path):
+    """What every site reads makes the same run as the data itself."""
+    assert call(*LOCAL, "--seed", "3", "--out", tmp_path / "run", draw=False).code == 0
+    flags = ("--clients", "3", "--participants", "0", "--rounds", "4", "--seed", "3", "--seeds", "1", "--no-progress")
+    assert call("run", "neyman-pearson", *flags, "--out", tmp_path / "one", draw=False).code == 0
+    for name in ("history.parquet", "params.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+    assert rehearse.result.settings["clients"] == 3
+
+
+@pytest.mark.parametrize(("bound", "code", "headline"), [("5", 0, "FEASIBLE: "), ("0.01", 3, "NOT FEASIBLE: ")])
+def test_a_finished_run_is_copied_and_loaded_once(bound, code, headline, rehearse, tmp_path, monkeypatch):
+    """Its files are the job's, bit for bit, in place of those of a run that was there; its settings are beside them."""
+    out = tmp_path / "run"
+    assert call("run", "neyman-pearson", *TINY, "--out", out, draw=False).code == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    saves, loads = (counted(monkeypatch, fs.Result, name) for name in ("save", "load"))
+    called = call(*LOCAL, "--bound", bound, "--require-feasible", "--out", out)
+    assert (called.code, called.err) == (code, "")
+    assert (len(saves), len(loads)) == (1, 1), "the job's own save, and one look at it"
+    assert called.out.startswith(headline)
+    names = "history.parquet, params.safetensors, settings.toml, result.json, history.png"
+    assert called.out.endswith(f"\nSaved in {out}: {names}\n")
+    assert {path.name for path in out.iterdir()} == FILES
+    for path in (rehearse.folder / "finished").iterdir():
+        assert (out / path.name).read_bytes() == path.read_bytes() != before[path.name]
+    done = Run(out)
+    first = (out / "settings.toml").read_text().splitlines()[0]
+    assert first == "# fedsgm federate local neyman-pearson --config settings.toml"
+    assert done.toml.items() >= {"clients": 3, "bound": float(bound), "rounds": 4, "timeout": 60.0}.items()
+    assert not {"seeds", "centralized", "proximal", "out", "port"} & done.toml.keys()
+
+
+def test_a_damaged_result_of_a_job_replaces_nothing(tmp_path):
+    run(tmp_path / "there", "--rounds", "3")
+    run(tmp_path / "finished")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()}
+    damaged = tmp_path / "finished" / "params.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(fs.SettingError, match="missing or altered"):
+        saving.copy(tmp_path / "finished", tmp_path / "there", "federate", {"rounds": 9})
+    assert {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()} == before
+
+
+def test_no_share_has_another_client_s_rows(tmp_path):
+    """Not even the bytes of one; and together they are all the rows that there are."""
+    clients, test, params = neyman_pearson.load(clients=4)
+    rehearsal.hand_out(tmp_path, kits.names(4), clients, params, test)
+    rows = []
+    for j, name in enumerate(kits.names(4)):
+        share = rehearsal.data(name, folder=str(tmp_path))
+        jax.tree.map(np.testing.assert_array_equal, share, clients[j])
+        rows.append({row.tobytes() for row in share["x"]})
+        assert len(rows[j]) == clients.counts[j]
+    assert len(set.union(*rows)) == clients.counts.sum() == 456
+    held_out = {row.tobytes() for row in test["x"]}
+    for j, name in enumerate(kits.names(4)):
+        content = (tmp_path / f"{name}.safetensors").read_bytes()
+        assert all(row in content for row in rows[j])
+        assert not any(row in content for other in (*rows[:j], *rows[j + 1 :], held_out) for row in other)
+    assert not any(row in (tmp_path / "params.safetensors").read_bytes() for row in set.union(*rows))
+
+
+def test_a_task_without_data_hands_out_numbers(rehearse, tmp_path):
+    flags = ("--clients", "3", "--hidden", "4", "--steps", "8", "--environments", "2", "--rounds", "2", "--no-progress")
+    called = call("federate", "local", "cartpole", *flags, "--out", tmp_path / "run", draw=False)
+    assert (called.code, called.err) == (0, "")
+    assert [rehearsal.data(name, folder=str(rehearse.folder / "data")) for name in rehearse.names] == [0, 1, 2]
+    assert trees.read(rehearse.folder / "data" / "test.safetensors") is None
+    assert rehearse.result.settings["clients"] == 3
+
+
+@pytest.mark.parametrize("task", SETUPS)
+def test_a_problem_needs_no_data(task, monkeypatch):
+    """So that a site can state it with nothing but the settings."""
+    for owner, name in ((neyman_pearson, "breast_cancer"), (fair_classification, "adult")):
+        monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("the data was read"))
+    problem, load = SETUPS[task].make()
+    assert problem.bounds
+    assert callable(load)
+
+
+def test_the_processes_of_a_federation_may_name_its_modules_and_the_user_s(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(local.subprocess, "Popen", lambda *_, env, **__: started.append(env["FEDSGM_MODULES"]))
+    for listed in (None, "mine.own,other"):
+        if listed:
+            monkeypatch.setenv("FEDSGM_MODULES", listed)
+        for modules in ((), ("fedsgm.cli.rehearsal",)):
+            federation = local.LocalFederation(1, modules=modules)
+            federation.folder, federation.kits = tmp_path, {"site-1": tmp_path}
+            federation.start("site-1")
+    assert [set(filter(None, value.split(","))) for value in started] == [
+        set(),
+        {"fedsgm.cli.rehearsal"},
+        {"mine.own", "other"},
+        {"fedsgm.cli.rehearsal", "mine.own", "other"},
+    ]
+
+
+def test_a_task_of_the_command_line_is_the_same_in_a_federation(tmp_path):
+    """Its settings travel as JSON, and each site reads the rest."""
     own = {"clients": 3, "hidden": "8", "steps": 20, "environments": 2}
-    settings = {"task": "cartpole", "own": own, "flags": RunFlags(beta=0.3, participants=2, rounds=7).settings()}
+    problem, load = SETUPS["cartpole"].make(**own)
+    clients, params, test = load()
+    rehearsal.hand_out(tmp_path, kits.names(3), clients, params, test)
+    flags = RunFlags(beta=0.3, participants=2, rounds=7).settings()
+    settings = {"task": "cartpole", "own": own, "flags": flags, "folder": str(tmp_path)}
     stated = rehearsal.experiment(**json.loads(json.dumps(settings)), timeout=5.0)
-    problem, _, params, _ = SETUPS["cartpole"](**own)
     assert describe(stated.problem) == describe(problem)
     assert (stated.rounds, stated.timeout, stated.algorithm.participants) == (7, 5.0, 2)
     assert stated.algorithm.rule == fs.Soft(0.3)
     jax.tree.map(np.testing.assert_array_equal, stated.params, params)
     assert rehearsal.data("site-2", **settings) == 1
-    mine = rehearsal.data("site-2", task="neyman-pearson", own={"clients": 3, "split": 1})
-    jax.tree.map(np.testing.assert_array_equal, mine, neyman_pearson.load(clients=3, split_seed=1)[0][1])

@@ -17,6 +17,7 @@ from sklearn.metrics import recall_score
 
 import fedsgm as fs
 from fedsgm.__main__ import app
+from fedsgm.cli.flags import RuleName
 from fedsgm.methods import IPPConEx
 from fedsgm.tables import fit as tabular
 from support.commands import FILES, Run, assert_one_error, call, same_bits, spellings
@@ -235,6 +236,7 @@ def features(run) -> int:
 ALL = 3 + 7 + 5 + 2  # three numbers; workclass with its missing values, race, sex
 CASES = [
     Case("--rule hard", lambda run: run.algorithm.rule == fs.Hard()),
+    Case("--rule unconstrained", lambda run: run.algorithm.rule == fs.Unconstrained()),
     Case("--rule soft --beta 7 --ceiling 0.5", lambda run: run.algorithm.rule == fs.Soft(7.0, 0.5)),
     Case("--rule penalty --rho 2", lambda run: run.algorithm.rule == fs.Penalty(2.0)),
     Case("--rule primal-dual --dual-step 3 --augment 2", lambda run: run.algorithm.rule == fs.PrimalDual(3.0, 2.0)),
@@ -308,6 +310,10 @@ def test_every_flag_has_a_test():
     named = {word for case in CASES for word in case.flags.split() if word.startswith("--")}
     assert named | set(ELSEWHERE) == spellings(command) - {"table"}
     assert all(callable(globals().get(test)) for test in ELSEWHERE.values())
+
+
+def test_every_rule_has_a_test():
+    assert set(re.findall(r"--rule (\S+)", " ".join(case.flags for case in CASES))) == set(RuleName)
 
 
 def test_every_flag_of_predict_has_a_test():

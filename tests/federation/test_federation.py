@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedsgm as fs
-from fedsgm.cli import app
+from fedsgm.__main__ import app
 from fedsgm.federation import Client, Failure, Program, federate
 from fedsgm.federation.inprocess import Fault, InProcess
 from fedsgm.federation.program import At

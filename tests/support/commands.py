@@ -23,6 +23,9 @@ RUN = ("run", "neyman-pearson")
 TINY = ("--rounds", "5", "--clients", "4", "--participants", "2", "--seeds", "1", "--no-progress")
 
 
+SMALL = (*TINY, "--seeds", "2", "--bound", "0.15")
+
+
 FILES = {"history.parquet", "params.safetensors", "settings.toml", "result.json", "history.png"}
 
 
@@ -70,6 +73,13 @@ def run(folder: Path, *flags, code=0, draw=False) -> Run:
     called = call(*RUN, *TINY, "--out", folder, *flags, draw=draw)
     assert called.code == code, called.err
     assert called.err == ""
+    return Run(folder, called)
+
+
+def one(folder: Path, *given) -> Run:
+    """A run of its own, which a sweep must agree with."""
+    called = call(*RUN, *SMALL, "--out", folder, *given, draw=False)
+    assert called.code == 0, called.err
     return Run(folder, called)
 
 

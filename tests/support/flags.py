@@ -282,15 +282,15 @@ CASES = [
 
 
 ELSEWHERE = {
-    "--uplink": "test_uplink_and_downlink",
-    "--downlink": "test_uplink_and_downlink",
-    "--checkpoint": "test_checkpoint_and_resume",
-    "--checkpoint-every": "test_checkpoint_every",
-    "--resume": "test_checkpoint_and_resume",
-    "--debug": "test_debug_names_the_client",
-    "--out": "test_out",
-    "--progress": "test_progress",
-    "--no-progress": "test_progress",
-    "--require-feasible": "test_require_feasible",
-    "--config": "test_config_gives_the_defaults_and_flags_win",
+    "--uplink": "test_building.test_uplink_and_downlink",
+    "--downlink": "test_building.test_uplink_and_downlink",
+    "--checkpoint": "test_run.test_checkpoint_and_resume",
+    "--checkpoint-every": "test_run.test_checkpoint_every",
+    "--resume": "test_run.test_checkpoint_and_resume",
+    "--debug": "test_run.test_debug_names_the_client",
+    "--out": "test_run.test_out",
+    "--progress": "test_run.test_progress",
+    "--no-progress": "test_run.test_progress",
+    "--require-feasible": "test_run.test_require_feasible",
+    "--config": "test_config.test_config_gives_the_defaults_and_flags_win",
 }

@@ -1,11 +1,10 @@
-"""The flags that every command shares that runs the algorithm, and what becomes of them."""
+"""The flags that every command shares that runs the algorithm, and what makes a command of them."""
 
 # Annotations stay objects here, not strings: typer reads them from the fields of RunFlags.
 
 import dataclasses
 import functools
 import inspect
-import tomllib
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from fedsgm.base.errors import SettingError
-from fedsgm.base.structs import check_count
+from fedsgm.cli import config as config_file
 
 ALGORITHM, PROBLEM, RUN, OUTPUT = "Algorithm", "Problem and data", "Run", "Output"
-_COMPRESSOR = (
+COMPRESSOR = (
     "none, topk:0.1, topk:count=3, randk:0.1, randk:count=3, float16, float8, float4, "
     "int4:64 (int2 to int8, blocks of 64), sign, natural; layers:topk:0.1 compresses each layer by itself."
 )
@@ -32,37 +31,29 @@ class RuleName(StrEnum):
     ipp_conex = "ipp-conex"
 
 
+OWN: dict[RuleName, tuple[str, ...]] = {
+    RuleName.hard: (),
+    RuleName.soft: ("beta", "ceiling"),
+    RuleName.penalty: ("rho",),
+    RuleName.primal_dual: ("dual_step", "augment"),
+    RuleName.unconstrained: (),
+    RuleName.ipp_conex: ("proximal", "primal_scale", "dual_scale", "offset", "inner_steps"),
+}
+"""The flags that only one rule uses, in the order that its class takes them."""
+
+_NOT_IPP_CONEX = ("step_size", "centralized", "participants", "uplink", "downlink")
+
+
+def relevant(setting: dict[str, Any], rule: RuleName) -> dict[str, Any]:
+    """A setting without what only another rule would use."""
+    unused = {name for other, names in OWN.items() if other is not rule for name in names}
+    if rule is RuleName.ipp_conex:
+        unused.update(_NOT_IPP_CONEX)
+    return {name: value for name, value in setting.items() if name not in unused}
+
+
 def option(*flags: str, panel: str, help: str, **more: Any) -> Any:
     return typer.Option(*flags, rich_help_panel=panel, help=help, **more)
-
-
-def _read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Values of a TOML file become the flags' defaults; flags on the command line win."""
-    if path is None or context.resilient_parsing:
-        return path
-    try:
-        given = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise SettingError(f"--config {path}: there is no such file") from None
-    except IsADirectoryError:
-        raise SettingError(f"--config {path}: a folder, but it must be a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingError(f"--config {path}: not a TOML file ({error})") from None
-    flags = {str(parameter.name): parameter for parameter in context.command.params}
-    flags = {name: flag for name, flag in flags.items() if name not in ("config", "help")}
-    for key, value in given.items():
-        flag = flags.get(key.replace("-", "_"))
-        if flag is None:
-            known = ", ".join(sorted(name.replace("_", "-") for name in flags))
-            raise SettingError(f"--config {path}: unknown setting {key!r}; the settings are {known}")
-        if isinstance(value, dict) or isinstance(value, list) != getattr(flag, "multiple", False):
-            form = "a list" if getattr(flag, "multiple", False) else "one value, not a table or a list"
-            raise SettingError(f"--config {path}: {key} must be {form}")
-    context.default_map = {key.replace("-", "_"): value for key, value in given.items()}
-    if len(context.default_map) < len(given):
-        twice = next(key for key in given if "_" in key and key.replace("_", "-") in given)
-        raise SettingError(f"--config {path}: {twice} is given twice, with a hyphen and with an underscore")
-    return path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +88,7 @@ class RunFlags:
     local_steps: Annotated[int, option(panel=ALGORITHM, help="Local steps a round, E.")] = 5
     participants: Annotated[int, option(panel=ALGORITHM, help="Clients drawn each round, m; 0 is all.")] = 0
     tolerance: Annotated[float, option(panel=ALGORITHM, help="Slack over the bound before a round switches.")] = 0.0
-    uplink: Annotated[str, option(panel=ALGORITHM, help="Compression from clients: " + _COMPRESSOR)] = "none"
+    uplink: Annotated[str, option(panel=ALGORITHM, help="Compression from clients: " + COMPRESSOR)] = "none"
     downlink: Annotated[str, option(panel=ALGORITHM, help="Compression to clients, as for uplink.")] = "none"
     radius: Annotated[float | None, option(panel=ALGORITHM, help="Keep the parameters in a ball of this radius.")] = (
         None
@@ -126,7 +117,9 @@ class RunFlags:
     ] = False
     config: Annotated[
         Path | None,
-        option(panel=RUN, help="TOML file of these settings; flags win over it.", is_eager=True, callback=_read_config),
+        option(
+            panel=RUN, help="TOML file of these settings; flags win over it.", is_eager=True, callback=config_file.read
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -141,69 +134,6 @@ class RunFlags:
         """What a configuration file would need to repeat the run."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in given.items() if name not in _NOT_SETTINGS and value is not None}
-
-    def algorithm(self, params: Any) -> Any:
-        import fedsgm as fs
-        from fedsgm.methods import IPPConEx
-
-        shared: dict[str, Any] = {
-            "tolerance": self.tolerance,
-            "project": _projection(self.radius, self.box),
-            "batch_size": self.batch_size or None,
-            "constraint_batch_size": self.constraint_batch_size or None,
-        }
-        check_count("FedSGM", "local_steps", self.local_steps)
-        if self.rule is RuleName.ipp_conex:
-            return IPPConEx(
-                proximal=self.proximal,
-                primal_scale=self.primal_scale,
-                dual_scale=self.dual_scale,
-                offset=self.offset,
-                inner_steps=self.inner_steps,
-                local_steps=self.local_steps,
-                **shared,
-            )
-        rules: dict[RuleName, Callable[[], Any]] = {
-            RuleName.hard: fs.Hard,
-            RuleName.soft: lambda: fs.Soft(self.beta, self.ceiling),
-            RuleName.penalty: lambda: fs.Penalty(self.rho),
-            RuleName.primal_dual: lambda: fs.PrimalDual(self.dual_step, self.augment),
-            RuleName.unconstrained: fs.Unconstrained,
-        }
-        return fs.FedSGM(
-            step_size=self.step_size,
-            local_steps=1 if self.centralized else self.local_steps,
-            participants=None if self.centralized else self.participants or None,
-            rule=rules[self.rule](),
-            uplink=parse_compressor(self.uplink, params),
-            downlink=parse_compressor(self.downlink, params),
-            **shared,
-        )
-
-    def simulate(self, problem: Any, clients: Any, params: Any, test: Any) -> Any:
-        import fedsgm as fs
-
-        kept = None if self.checkpoint is None else fs.Checkpoint(self.checkpoint, self.checkpoint_every, self.resume)
-        if self.rule is RuleName.ipp_conex and not isinstance(problem, fs.Problem):
-            raise SettingError("--rule ipp-conex: it needs the gradients of a problem over examples; take another rule")
-        if self.centralized or self.rule is RuleName.ipp_conex:
-            problem, clients = problem.centralized(clients)
-        algorithm = self.algorithm(params)
-        each = self.local_steps // algorithm.local_steps  # centralised, a local step is a round
-        return fs.simulate(
-            algorithm,
-            problem,
-            clients,
-            params,
-            rounds=self.rounds * each,
-            seed=self.seed,
-            seeds=self.seeds,
-            test=test,
-            evaluate_every=self.evaluate_every * each,
-            checkpoint=kept,
-            progress=self.progress,
-            debug=self.debug,
-        )
 
 
 _NOT_SETTINGS = ("config", "resume", "out", "checkpoint", "checkpoint_every", "progress", "require_feasible", "debug")
@@ -230,27 +160,6 @@ def command(
 def own_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """A function's parameters, their annotations as objects."""
     return list(inspect.signature(function, eval_str=True).parameters.values())
-
-
-_ONLY = {
-    "beta": RuleName.soft,
-    "ceiling": RuleName.soft,
-    "rho": RuleName.penalty,
-    "dual_step": RuleName.primal_dual,
-    "augment": RuleName.primal_dual,
-    **dict.fromkeys(("proximal", "primal_scale", "dual_scale", "offset", "inner_steps"), RuleName.ipp_conex),
-}
-
-
-_NOT_IPP_CONEX = ("step_size", "centralized", "participants", "uplink", "downlink")
-
-
-def relevant(setting: dict[str, Any], rule: RuleName) -> dict[str, Any]:
-    """A setting without what only another rule would use."""
-    unused = {name for name, only in _ONLY.items() if only is not rule}
-    if rule is RuleName.ipp_conex:
-        unused.update(_NOT_IPP_CONEX)
-    return {name: value for name, value in setting.items() if name not in unused}
 
 
 def value_types(own: list[inspect.Parameter]) -> dict[str, Callable[[str], Any]]:
@@ -286,52 +195,3 @@ def check_folder(flag: str, folder: Path | None) -> None:
     for path in () if folder is None else (folder, *folder.parents):
         if path.exists() and not path.is_dir():
             raise SettingError(f"{flag} {folder}: {path} is a file, but a folder is needed there")
-
-
-def _projection(radius: float | None, box: float | None) -> Callable[[Any], Any] | None:
-    for name, value in (("radius", radius), ("box", box)):
-        if value is not None and not value > 0:
-            raise SettingError(f"--{name} {value:g}: it must be above 0")
-    if radius is not None:
-        from optax.projections import projection_l2_ball
-
-        return functools.partial(projection_l2_ball, scale=radius)
-    if box is not None:
-        return functools.partial(_clip, limit=box)
-    return None
-
-
-def _clip(params: Any, *, limit: float) -> Any:
-    """The projection onto the box; optax's wants bounds of the parameters' own structure."""
-    import jax
-
-    return jax.tree.map(lambda leaf: leaf.clip(-limit, limit), params)
-
-
-def parse_compressor(text: str, params: Any) -> Any:
-    """``topk:0.1`` and the like; ``layers:`` before it compresses each array of ``params`` by itself."""
-    import fedsgm as fs
-
-    kind, _, argument = text.strip().lower().partition(":")
-    wrong = SettingError(f"compressor {text!r}: write {_COMPRESSOR.split(';')[0]}")
-    if kind == "layers":
-        if not argument:
-            raise wrong
-        return fs.Layerwise.of(parse_compressor(argument, params), params)
-    try:
-        if kind in ("topk", "randk"):
-            make = fs.TopK if kind == "topk" else fs.RandK
-            name, equals, count = argument.partition("=")
-            if equals and name == "count":
-                return make(count=int(count))
-            return make(float(argument))
-        if kind.startswith(("float", "int")):
-            return fs.Quantize(kind, block=int(argument) if argument else None)
-    except SettingError:
-        raise
-    except ValueError:
-        raise wrong from None
-    plain = {"none": fs.Identity, "sign": fs.ScaledSign, "natural": fs.Natural}
-    if kind not in plain or argument:
-        raise wrong
-    return plain[kind]()

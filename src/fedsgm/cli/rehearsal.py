@@ -1,46 +1,62 @@
-"""The experiments of ``fedsgm run`` as federations on this machine: what ``fedsgm federate local`` does."""
+"""The experiments of ``fedsgm run`` as federations on this machine: what ``fedsgm federate local`` does.
+
+The data is loaded once, where the command runs; every site is handed its part as files, in the federation's own folder.
+"""
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from fedsgm.base import trees
 from fedsgm.base.errors import CheckpointError, SettingError
-from fedsgm.base.structs import check_participants
-from fedsgm.cli.flags import RuleName, RunFlags, own_parameters, value_types
-from fedsgm.cli.setups import SETUPS
+from fedsgm.cli import building
+from fedsgm.cli.flags import RuleName, RunFlags, value_types
+from fedsgm.cli.setups import SETUPS, Load
 from fedsgm.data.clients import Clients
 from fedsgm.federation.experiment import Experiment
 
 RUN = "local"
-_HERE = "fedsgm.cli.rehearsal"
 
 
-def experiment(*, task: str, own: dict[str, Any], flags: dict[str, Any], **limits: Any) -> Experiment:
-    """A task of the command line, from its settings."""
-    problem, _, params, test = _set_up(task, own)
+def experiment(*, task: str, own: dict[str, Any], flags: dict[str, Any], folder: str, **limits: Any) -> Experiment:
+    """A task of the command line, from its settings; the server alone reads the test data."""
+    problem, _ = _set_up(task, own)
+    params = trees.read(_file(folder, "params"))
     chosen = RunFlags(**flags | {"rule": RuleName(flags["rule"])})
     return Experiment(
-        chosen.algorithm(params),
+        building.algorithm(chosen, params),
         problem,
         params,
         chosen.rounds,
         seed=chosen.seed,
-        test=test,
+        test=functools.partial(trees.read, _file(folder, "test")),
         evaluate_every=chosen.evaluate_every,
         **limits,
     )
 
 
-def data(name: str, *, task: str, own: dict[str, Any], **_: Any) -> Any:
-    """One client's share of a task's data; its number is in its name, and all that a task without data needs."""
-    _, clients, _, _ = _set_up(task, own)
-    number = int(name.rpartition("-")[2]) - 1
-    return clients[number] if isinstance(clients, Clients) else number
+def data(name: str, *, folder: str, **_: Any) -> Any:
+    """One client's share of a task's data; its number, which is in its name, is all that a task without data needs."""
+    share = trees.read(_file(folder, name))
+    return int(name.rpartition("-")[2]) - 1 if share is None else share
 
 
-def run(task: str, own: dict[str, Any], flags: RunFlags, *, port: int, **limits: Any) -> Any:
-    """Start a federation on this machine, run the task in it, and end it."""
+def hand_out(folder: Path, names: Sequence[str], clients: Any, params: Any, test: Any) -> None:
+    """Write what the sites read: a client its share and the first parameters, the server these and the test data."""
+    for number, name in enumerate(names):
+        trees.write(_file(folder, name), clients[number] if isinstance(clients, Clients) else None)
+    trees.write(_file(folder, "params"), params)
+    trees.write(_file(folder, "test"), test)
+
+
+def run(
+    task: str, own: dict[str, Any], flags: RunFlags, *, keep: Callable[[Path], Any], port: int, **limits: Any
+) -> Any:
+    """Start a federation on this machine, run the task in it, and end it; what ``keep`` makes of the run's folder."""
     from fedsgm.federation.flare import kits
 
     kits.require_flare()
@@ -49,24 +65,25 @@ def run(task: str, own: dict[str, Any], flags: RunFlags, *, port: int, **limits:
 
     if flags.rule is RuleName.ipp_conex:
         raise SettingError("--rule ipp-conex: it runs on all data in one place; take another rule here")
-    settings = {"task": task, "own": own, "flags": flags.settings(), **limits}
-    _, clients, params, _ = _set_up(task, own)
-    check_participants(flags.algorithm(params).participants, len(clients))
+    clients, params, test = _set_up(task, own)[1]()
+    building.check(flags, len(clients), params)
     state = flags.checkpoint and flags.checkpoint.resolve()
     if state and not flags.resume and list(state.glob("*/*/round-*.ckpt")):
         raise CheckpointError(f"{state} holds a checkpoint; add --resume to go on from it, or choose an empty folder")
     if flags.progress:
         print(f"Starting a server and {len(clients)} clients ...", file=sys.stderr, flush=True)
-    with interruptible(), LocalFederation(len(clients), port=port, state=state) as federation:
+    with interruptible(), LocalFederation(len(clients), port=port, state=state, modules=[__name__]) as federation:
+        folder = federation.folder / "data"
+        hand_out(folder, federation.names, clients, params, test)
         job = kits.write_job(
             federation.folder / "job",
             run=RUN,
             clients=federation.names,
-            experiment=f"{_HERE}.experiment",
-            data=f"{_HERE}.data",
-            settings=settings,
+            experiment=f"{__name__}.{experiment.__name__}",
+            data=f"{__name__}.{data.__name__}",
+            settings={"task": task, "own": own, "flags": flags.settings(), "folder": str(folder), **limits},
         )
-        return submit(
+        finished = submit(
             federation.admin,
             Job.read(job),
             least=len(clients),
@@ -74,9 +91,14 @@ def run(task: str, own: dict[str, Any], flags: RunFlags, *, port: int, **limits:
             here=federation.kits[federation.server],
             tend=federation.tend,
         )
+        return keep(finished)
 
 
-def _set_up(task: str, own: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+def _file(folder: str | Path, name: str) -> Path:
+    return Path(folder) / f"{name}.safetensors"
+
+
+def _set_up(task: str, own: dict[str, Any]) -> tuple[Any, Load]:
     setup = SETUPS[task]
-    kinds = value_types(own_parameters(setup))
-    return setup(**{name: kinds[name](value) if isinstance(value, str) else value for name, value in own.items()})
+    kinds = value_types(setup.parameters)
+    return setup.make(**{name: kinds[name](value) if isinstance(value, str) else value for name, value in own.items()})

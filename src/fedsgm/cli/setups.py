@@ -1,25 +1,28 @@
-"""The experiments that commands run: each gives the problem, the clients, the first parameters and the test data.
+"""The experiments that commands run: each gives its problem, and what loads the data that the problem does not need.
 
 Their parameters are flags of ``fedsgm run``, ``sweep`` and ``federate local``.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 from fedsgm.base.errors import SettingError
-from fedsgm.cli.flags import PROBLEM, option
+from fedsgm.cli.flags import PROBLEM, option, own_parameters
 
-Setup = Callable[..., tuple[Any, Any, Any, Any]]
+Load = Callable[[], tuple[Any, Any, Any]]
+"""Gives the clients, the first parameters and the test data, which may be None."""
 
 
 def neyman_pearson(
     bound: Annotated[float, option(panel=PROBLEM, help="Bound on the minority class's loss.")] = 0.05,
     clients: Annotated[int, option(panel=PROBLEM, help="Clients, n.")] = 20,
     split: Annotated[int, option(panel=PROBLEM, help="Seed of the train/test split and of the deal to clients.")] = 0,
-) -> tuple[Any, Any, Any, Any]:
+) -> tuple[Any, Load]:
     """Least loss on the majority class with the minority's loss within a bound (breast cancer data).
 
     The defaults are the paper's experiment. The run folder gets history.parquet, params.safetensors,
@@ -27,8 +30,11 @@ def neyman_pearson(
     """
     from fedsgm.tasks import neyman_pearson as task
 
-    dealt, test, params = task.load(clients=clients, split_seed=split)
-    return task.neyman_pearson(bound), dealt, params, test
+    def load() -> tuple[Any, Any, Any]:
+        dealt, test, params = task.load(clients=clients, split_seed=split)
+        return dealt, params, test
+
+    return task.neyman_pearson(bound), load
 
 
 def fair_adult(
@@ -46,7 +52,7 @@ def fair_adult(
     adult: Annotated[
         Path | None, option(panel=PROBLEM, help="Folder with adult.data and adult.test; fetched once if not given.")
     ] = None,
-) -> tuple[Any, Any, Any, Any]:
+) -> tuple[Any, Load]:
     """Least loss on the Adult data with a bounded gap between women and men (demographic parity).
 
     The defaults are the paper's experiment; the run folder is as for neyman-pearson.
@@ -55,8 +61,14 @@ def fair_adult(
     from fedsgm.tasks import fair_classification as task
 
     model = MLP(widths(hidden))
-    dealt, test, params = task.load(clients=clients, alpha=alpha, mix=mix, model=model, split_seed=split, path=adult)
-    return task.fair_classification(bound, model=model, gradient=gradient), dealt, params, test
+
+    def load() -> tuple[Any, Any, Any]:
+        dealt, test, params = task.load(
+            clients=clients, alpha=alpha, mix=mix, model=model, split_seed=split, path=adult
+        )
+        return dealt, params, test
+
+    return task.fair_classification(bound, model=model, gradient=gradient), load
 
 
 def cartpole(
@@ -80,7 +92,7 @@ def cartpole(
         bool, option("--line-search", panel=PROBLEM, help="Shorten a step until the surrogate rises.")
     ] = False,
     split: Annotated[int, option(panel=PROBLEM, help="Seed of the policy that every run starts from.")] = 0,
-) -> tuple[Any, Any, Any, Any]:
+) -> tuple[Any, Load]:
     """Balance a pole for as long as possible with the cost of forbidden places within the clients' budgets.
 
     The defaults are the paper's experiment; a centralised run wants --centralized --kl-radius 0.0005.
@@ -102,7 +114,7 @@ def cartpole(
         line_search=line_search,
         **{} if decay else {"schedule": None},
     )
-    return experiment.task, experiment.clients, experiment.params, None
+    return experiment.task, lambda: (experiment.clients, experiment.params, None)
 
 
 def widths(text: str) -> tuple[int, ...]:
@@ -112,4 +124,32 @@ def widths(text: str) -> tuple[int, ...]:
         raise SettingError(f"--hidden {text}: write the layers' widths, such as 64 or 64,32") from None
 
 
-SETUPS: dict[str, Setup] = {"neyman-pearson": neyman_pearson, "fair-adult": fair_adult, "cartpole": cartpole}
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """An experiment as commands know it: what makes it, its defaults of their flags, and those it has no use for."""
+
+    make: Callable[..., tuple[Any, Load]]
+    defaults: dict[str, Any]
+    without: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> list[inspect.Parameter]:
+        """The flags that are its own."""
+        return own_parameters(self.make)
+
+
+SETUPS = {
+    "neyman-pearson": Setup(
+        neyman_pearson,
+        {"step_size": 0.3, "participants": 10, "uplink": "topk:0.1", "downlink": "topk:0.1", "seeds": 3},
+    ),
+    "fair-adult": Setup(
+        fair_adult,
+        {"local_steps": 2, "participants": 5, "batch_size": 64, "seeds": 5, "evaluate_every": 5},
+    ),
+    "cartpole": Setup(
+        cartpole,
+        {"step_size": 1.0, "beta": 0.3, "local_steps": 1, "participants": 7, "evaluate_every": 10},
+        without=("batch_size", "constraint_batch_size"),
+    ),
+}

@@ -14,12 +14,13 @@ from fedsgm.base.errors import SettingError
 from fedsgm.core.algorithm import FedSGM
 from fedsgm.core.problem import Task
 
-_REHEARSAL = "fedsgm.cli.rehearsal"
-
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """The arguments of :func:`fedsgm.federation.federate`, save for what the engine knows itself."""
+    """The arguments of :func:`fedsgm.federation.federate`, save for what the engine knows itself.
+
+    ``test`` may be a function that gives the test data: clients, who have no use for it, then never read it.
+    """
 
     algorithm: FedSGM
     problem: Task
@@ -39,7 +40,7 @@ def find(name: str, within: Sequence[str | Path]) -> Callable[..., Any]:
     other modules that jobs may name in FEDSGM_MODULES, with commas.
     """
     module, _, attribute = name.rpartition(".")
-    listed = [_REHEARSAL, *(each.strip() for each in os.environ.get("FEDSGM_MODULES", "").split(","))]
+    listed = [each.strip() for each in os.environ.get("FEDSGM_MODULES", "").split(",")]
     if not module or (module not in listed and not _is_within(module, within)):
         raise SettingError(
             f"{name!r} is no function of the job's code nor of this site's local/custom; the environment variable "

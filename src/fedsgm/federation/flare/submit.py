@@ -18,7 +18,6 @@ from typing import Any
 from fedsgm.base.errors import FedSGMError, SettingError
 from fedsgm.base.progress import Progress
 from fedsgm.federation.flare.kits import OUTCOME, RESULT, STATUS, STOP, check_run
-from fedsgm.results.result import Result
 
 _SERVER = Path("app/config/config_fed_server.json")
 _CLIENT = Path("app/config/config_fed_client.json")
@@ -141,8 +140,8 @@ def submit(
     show: bool = True,
     here: Path | None = None,
     tend: Callable[[], object] = lambda: None,
-) -> Result:
-    """Run a job to its end and give its result.
+) -> Path:
+    """Run a job to its end and give the folder that holds its result, as :meth:`Result.save` wrote it.
 
     Args:
         kit: the admin's start-up kit.
@@ -167,7 +166,7 @@ def submit(
                     bar.say(f"the run {job.run!r} is stopped; submitted again with that name it goes on")
                 raise
             if end.folder is not None:
-                return Result.load(end.folder)
+                return end.folder
             if not end.can_go_on:
                 raise (SettingError if end.kind == "SettingError" else FedSGMError)(end.error)
             idle = 0 if end.rounds > best else idle + 1

@@ -1,0 +1,107 @@
+"""``fedsgm federate``: runs where every client is a process of its own, on this machine or on many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedsgm.cli import config
+from fedsgm.cli.flags import OWN, RUN, RuleName, RunFlags, command, option, own_parameters
+from fedsgm.cli.saving import copy, picture
+from fedsgm.cli.setups import SETUPS
+
+commands = typer.Typer(no_args_is_help=True, help="Run where every client is a process of its own (NVIDIA FLARE).")
+_local = typer.Typer(no_args_is_help=True, help="Run an experiment as a federation of processes on this machine.")
+commands.add_typer(_local, name="local")
+_NOT_FEDERATED = ("seeds", "debug", "checkpoint_every", "centralized", *OWN[RuleName.ipp_conex])
+
+
+def _own(
+    port: Annotated[int, option(panel=RUN, help="The server's port; 0 is a free one.")] = 0,
+    timeout: Annotated[float, option(panel=RUN, help="Seconds that a client has for an answer.")] = 60.0,
+    min_participants: Annotated[int, option(panel=RUN, help="A round that fewer answer is repeated.")] = 1,
+) -> None:
+    """The flags that a federation has of its own."""
+
+
+def _add(name: str) -> None:
+    setup = SETUPS[name]
+
+    def local(flags: RunFlags, port: int, timeout: float, min_participants: int, **own: Any) -> int:
+        from fedsgm.cli import rehearsal
+
+        given = config.plain({key: value.resolve() if isinstance(value, Path) else value for key, value in own.items()})
+        limits = {"timeout": timeout, "min_participants": min_participants}
+        settings = {key: value for key, value in flags.settings().items() if key not in _NOT_FEDERATED}
+
+        def keep(finished: Path) -> Any:
+            return copy(finished, flags.out, f"federate local {name}", given | limits | settings)
+
+        result = rehearsal.run(name, given, flags, keep=keep, port=port, **limits)
+        print(result.verdict(), flush=True)
+        picture(result, flags.out)
+        return 3 if flags.require_feasible and not result.feasible.all() else 0
+
+    local.__doc__ = f"Run {name} with a server and every client as a process, over mutual TLS on 127.0.0.1."
+    few = [each.replace(default=5) if each.name == "clients" else each for each in setup.parameters]
+    defaults = setup.defaults | {"out": Path("runs") / f"federated-{name}", "participants": 0, "seeds": 1}
+    own = [*few, *own_parameters(_own)]
+    _local.command(name)(command(local, own, defaults, _NOT_FEDERATED + setup.without))
+
+
+for _name in SETUPS:
+    _add(_name)
+
+
+@commands.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; it must not be there yet.")],
+    clients: Annotated[int, typer.Option(help="Clients, n.")] = 3,
+    server: Annotated[str, typer.Option(help="Host name that the clients reach the server by.")] = "localhost",
+    port: Annotated[int, typer.Option(help="The server's port.")] = 8002,
+) -> None:
+    """Write what a federation across machines needs: the project to provision, the job, the clients' data function.
+
+    Its README.md has the commands for each machine.
+    """
+    from fedsgm.federation.flare import deploy
+
+    for path in deploy.init(folder, clients=clients, server=server, port=port):
+        print(path)
+
+
+@commands.command()
+def submit(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="The job's folder, as init wrote it.")],
+    kit: Annotated[Path, typer.Option(help="Start-up kit of the admin.")],
+    run: Annotated[
+        str | None,
+        typer.Option(
+            help="Names the run, as the job does unless told; a name used before goes on from its checkpoint."
+        ),
+    ] = None,
+    wait: Annotated[float, typer.Option(help="Seconds that the server has to answer, and the clients to join.")] = 60.0,
+    out: Annotated[Path, typer.Option(help="Folder for the run; a run that is there is replaced.")] = Path("runs/job"),
+    progress: Annotated[bool, typer.Option(help="Show progress on standard error.")] = True,
+) -> None:
+    """Run a job in a federation that has been started, and save its result.
+
+    A job that is lost is sent again and goes on from its checkpoint. Ctrl-C stops the run.
+    """
+    from fedsgm.federation.flare import kits
+
+    kits.require_flare()
+    from tempfile import TemporaryDirectory
+
+    from fedsgm.federation.flare import submit as jobs
+    from fedsgm.federation.flare.local import interruptible
+
+    with interruptible(), TemporaryDirectory(prefix="fedsgm-") as folder:
+        stated = jobs.Job.read(job)
+        named = stated.named(run or stated.run, Path(folder) / "job")
+        finished = jobs.submit(kit.resolve(), named, join=wait, show=progress)
+    result = copy(finished, out)
+    print(result.verdict(), flush=True)
+    picture(result, out, but=(config.NAME,))

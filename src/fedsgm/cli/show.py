@@ -1,0 +1,30 @@
+"""``fedsgm show``: a finished run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    plot: Annotated[Path | None, typer.Option(help="Where to draw its picture; RUN/history.png unless told.")] = None,
+    table: Annotated[bool, typer.Option("--table", help="Also print every seed's values.")] = False,
+) -> None:
+    """Print a finished run's verdict and draw its picture again."""
+    from fedsgm.results import verdict as report
+    from fedsgm.results.plots import check_format
+    from fedsgm.results.result import Result
+
+    picture = plot or folder / "history.png"
+    check_format(picture)
+    result = Result.load(folder)
+    print(result.verdict())
+    if accounts := report.federation(result):
+        print(f"\n{accounts}")
+    if table:
+        print(f"\n{result.table()}")
+    result.plot(picture)
+    print(f"\nPicture: {picture}")
