@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import sys
 import tomllib
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import pyarrow.parquet
 import pytest
 import typer
 
+import fedsgm as fs
 from fedsgm.__main__ import app
 from fedsgm.cli import config
 from support.commands import RUN, Run, assert_one_error, call, run, same_bits, write
@@ -36,6 +38,27 @@ def test_a_flag_wins_even_with_the_default_value_and_before_the_file(base, tmp_p
     flags = ("--beta", "40", "--seed", "0", "--config", given, "--no-progress", "--out", tmp_path / "run")
     assert call(*RUN, *flags, draw=False).code == 0
     assert same_bits(tmp_path / "run", base.folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        ("rounds = 3.0", "rounds", 3),
+        ("rounds = 0x10", "rounds", 16),
+        ("rounds = '3'", "rounds", 3),
+        ("debug = 1", "debug", True),
+        ("debug = true", "debug", True),
+        ("debug = false", "debug", False),
+        ("progress = 'off'", "progress", False),
+        ("progress = true", "progress", True),
+        ("seeds = 1_000", "seeds", 1000),
+    ],
+)
+def test_values_are_read_as_if_they_were_typed(text, name, expected, tmp_path, monkeypatch):
+    given = {}
+    monkeypatch.setattr(fs, "simulate", lambda *_, **more: (given.update(more), sys.exit(0)))
+    assert call(*RUN, "--config", write(tmp_path / "c.toml", text), "--out", tmp_path / "run").code == 0
+    assert (given[name], type(given[name])) == (expected, type(expected))
 
 
 def test_an_empty_config_changes_nothing(base, tmp_path):
@@ -90,7 +113,7 @@ def test_any_text_is_read_as_it_was_written(text, tmp_path):
     assert rest.startswith(b"client-by = ")
     context = SimpleNamespace(resilient_parsing=False, command=typer.main.get_command(app).commands["fit"])
     config.read(context, tmp_path / "settings.toml")
-    assert context.default_map == settings
+    assert context.default_map == settings | {"rounds": "3"}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +167,13 @@ WRONG_CONFIGS = {
     "help = true": ("unknown setting 'help'",),
     "rounds = 'many'": ("rounds", "integer"),
     "seed = 2.5": ("seed", "integer"),
-    "beta = 'sharp'": ("beta", "number"),
+    "beta = 'sharp'": ("beta", "number|float"),
+    "seed = true": ("seed", "integer"),
+    "beta = true": ("beta", "number|float"),
+    "debug = 2.5": ("debug", "boolean"),
+    "debug = 2": ("debug", "boolean"),
+    "rounds = 2024-01-01": ("rounds", "integer"),
+    "rule = 3": ("rule", "3", "soft"),
     "rule = 'fast'": ("rule", "fast", "soft"),
     "[algorithm]\nbeta = 3.0": ("unknown setting 'algorithm'",),
     "[beta]\nvalue = 3.0": ("beta must be one value",),

@@ -19,6 +19,7 @@ import fedsgm as fs
 from fedsgm.__main__ import app
 from fedsgm.cli.flags import RuleName
 from fedsgm.methods import IPPConEx
+from fedsgm.results.result import KINDS
 from fedsgm.tables import fit as tabular
 from support.commands import FILES, Run, assert_one_error, call, same_bits, spellings
 
@@ -181,7 +182,7 @@ def test_a_network_with_two_constraints(table, frame, tmp_path):
     predicted = pd.read_parquet(out)
     assert list(predicted) == ["income", "probability of <=50K"]
     document = json.loads((tmp_path / "run" / "model.json").read_text())
-    which = fs.result.KINDS.index(document["params"])
+    which = KINDS.index(document["params"])
     gap = demographic_parity_difference(
         frame["income"] == ">50K", predicted["income"] == "<=50K", sensitive_features=frame["sex"]
     )

@@ -35,11 +35,20 @@ def read(context: typer.Context, path: Path | None) -> Path | None:
         if isinstance(value, dict) or isinstance(value, list) != getattr(flag, "multiple", False):
             form = "a list" if getattr(flag, "multiple", False) else "one value, not a table or a list"
             raise SettingError(f"--config {path}: {key} must be {form}")
-    context.default_map = {key.replace("-", "_"): value for key, value in given.items()}
+    context.default_map = {key.replace("-", "_"): _typed(value) for key, value in given.items()}
     if len(context.default_map) < len(given):
         twice = next(key for key in given if "_" in key and key.replace("_", "-") in given)
         raise SettingError(f"--config {path}: {twice} is given twice, with a hyphen and with an underscore")
     return path
+
+
+def _typed(value: Any) -> Any:
+    """A value as a person would type it: in what else they take for a number or a truth, versions of typer differ."""
+    if isinstance(value, list):
+        return [_typed(item) for item in value]
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def write(folder: Path, command: str, settings: dict[str, Any]) -> None:
