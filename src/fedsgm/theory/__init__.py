@@ -1,23 +1,35 @@
-"""The paper's guarantees as numbers, the constants they ask for, and certificates of optimality."""
+"""The paper's guarantees as numbers: what to set, what is then promised, and when a run leaves what is proven.
 
-from fedsgm.theory.guarantees import (
-    FORMS,
-    Guarantee,
-    TheoryWarning,
-    check,
-    drift_bound,
-    gamma,
-    guarantee,
-    memory_bound,
-    multiplier_bound,
-    noise_radius,
-    plan,
-    replica_bound,
-)
+Every theorem has two forms. ``"statement"`` is what the paper prints; ``"proof"`` is what its proof establishes, and
+the default. They differ in four places, each tested:
+
+- The proofs' Gamma begins with ``1 + E/2 + E^2/3``, which the statements round up to ``2 E^2``.
+- Soft switching is proven for twice the epsilon that is stated.
+- With sampled clients the proofs switch on a tolerance with one noise radius and promise the constraint within a
+  second one; the statements put both into the tolerance, and promise the constraint within it (the main text: within
+  another ``sqrt(3 sigma^2 log(T/delta) / m)``).
+- With compression and all clients the proofs are for X = R^d. For a projected run the form ``"proof"`` takes the
+  constants of the proof for sampled clients, which projects, at m = n.
+
+What no form repairs: the theorems for sampled clients assume that the constraint's estimate and the gradients are
+independent, but Algorithm 1 takes both from the same clients. ``tests/theory/test_theory.py`` has a problem where that
+makes the promise fail. And G must hold wherever local steps and compression lead, a little outside X.
+
+``setting`` is what a theorem is told, ``guarantees`` has a function for each theorem, ``lemmas`` what they rest on;
+``estimates`` measures the constants, ``planning`` sets a run up, ``checks`` tells when it left, and ``certificates``
+bounds the optimum.
+"""
+
+from fedsgm.theory.checks import TheoryWarning, check
+from fedsgm.theory.guarantees import Guarantee, guarantee
+from fedsgm.theory.lemmas import drift_bound, gamma, memory_bound, multiplier_bound, noise_radius, replica_bound
+from fedsgm.theory.planning import plan
+from fedsgm.theory.setting import FORMS, Setting
 
 __all__ = [
     "FORMS",
     "Guarantee",
+    "Setting",
     "TheoryWarning",
     "check",
     "drift_bound",
