@@ -15,6 +15,7 @@ from scipy.special import gammaln
 
 import fedsgm as fs
 from fedsgm.core import wire
+from fedsgm.core.bits import from_bits, position, to_bits, to_bytes, unsigned, varint
 from fedsgm.core.compression import Coded, Dense, Sparse
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -132,6 +133,28 @@ def test_a_message_byte_by_byte():
     long = Coded(np.array([-4, 3] * 150, np.int8), np.zeros(0, np.float32), 3)
     body = bytes([0xF5, 1, 0x42, 0xAC, 2, 0]) + int("100011" * 150 + "0000", 2).to_bytes(113, "big")
     assert wire.encode(long, 300) == body + zlib.crc32(body).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize("width", range(1, 33))
+def test_numbers_of_any_width_are_their_last_bits(width):
+    numbers = np.random.default_rng(width).integers(2**width, size=50).astype(unsigned(width))
+    rows = to_bits(numbers, width)
+    assert ["".join(map(str, row)) for row in rows] == [f"{number:0{width}b}" for number in numbers.tolist()]
+    back = from_bits(rows.ravel(), width)
+    assert back.dtype == unsigned(width)
+    np.testing.assert_array_equal(back, numbers)
+
+
+def test_bytes_by_hand():
+    assert [varint(n) for n in (0, 127, 128, 300, 2**31 - 1)] == [
+        b"\0", b"\x7f", b"\x80\x01", b"\xac\x02", b"\xff\xff\xff\xff\x07"
+    ]  # fmt: skip
+    for order in "<>":
+        assert to_bytes(np.array([1.0, -2.0], f"{order}f4")) == b"\0\0\x80\x3f\0\0\0\xc0"
+    data = np.array([0b00000000, 0b00100001, 0b10000000], np.uint8)
+    assert [position(data, k) for k in range(4)] == [0, 11, 16, 17]
+    with pytest.raises(wire.WireError, match="fewer indices"):
+        position(data, 4)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5])

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.base.errors import WireError
+from fedsgm.core.bits import from_bits, position, to_bits, to_bytes, unsigned, varint
 from fedsgm.core.compression import Coded, Dense, Message, Sparse
 
 __all__ = ["WireError", "decode", "encode", "nbytes", "size"]
@@ -53,7 +54,7 @@ def encode(message: Message, d: int) -> bytes:
         raise WireError(f"the message is about {entries} entries, but the vector has {d}")
     pieces = [bytes([_MAGIC, _VERSION])]
     if isinstance(message, tuple):
-        pieces.append(bytes([_TUPLE << 4]) + _varint(len(message)))
+        pieces.append(bytes([_TUPLE << 4]) + varint(len(message)))
     for part in message if isinstance(message, tuple) else (message,):
         if isinstance(part, Sparse):
             pieces += _encode_sparse(part)
@@ -61,7 +62,7 @@ def encode(message: Message, d: int) -> bytes:
             scales = np.asarray(part.scales).astype("<f4")
             pieces += [_head(part), _encode_codes(np.asarray(part.codes), part.bits), scales.tobytes()]
         else:
-            pieces += [_head(part), _to_bytes(np.asarray(part.values))]
+            pieces += [_head(part), to_bytes(np.asarray(part.values))]
     data = b"".join(pieces)
     return data + zlib.crc32(data).to_bytes(4, "little")
 
@@ -101,7 +102,7 @@ def size(message: Message) -> jax.Array:
     _check(message)
     total: Any = 2 + 4
     if isinstance(message, tuple):
-        total += 1 + len(_varint(len(message)))
+        total += 1 + len(varint(len(message)))
     for part in message if isinstance(message, tuple) else (message,):
         total += len(_head(part))
         if isinstance(part, Coded):
@@ -152,12 +153,12 @@ def _head(part: Any, bitmap: bool = False) -> bytes:
     """What a part begins with: its kind, its number of entries, and how many of them or of scales it has."""
     if isinstance(part, Coded):
         kind, detail, counts = _KINDS[part.codes.dtype], part.bits - 1, (part.codes.shape[0], part.scales.shape[0])
-        return bytes([kind << 4 | detail]) + b"".join(map(_varint, counts))
+        return bytes([kind << 4 | detail]) + b"".join(map(varint, counts))
     detail = _VALUES.index(part.values.dtype)
     if isinstance(part, Sparse):
         kind = _BITMAP if bitmap else _RICE
-        return bytes([kind << 4 | detail]) + _varint(part.size) + _varint(part.values.shape[0])
-    return bytes([_DENSE << 4 | detail]) + _varint(part.values.shape[0])
+        return bytes([kind << 4 | detail]) + varint(part.size) + varint(part.values.shape[0])
+    return bytes([_DENSE << 4 | detail]) + varint(part.values.shape[0])
 
 
 def _rice(d: int, k: int) -> int:
@@ -196,9 +197,9 @@ def _encode_sparse(part: Sparse) -> list[bytes]:
     bits = np.zeros(ends + k * width, np.uint8)
     bits[stops] = 1
     if width:
-        remainders = (gaps & (1 << width) - 1).astype(_unsigned(width))
-        bits[ends:] = _to_bits(remainders, width).ravel()
-    return [_head(part, bitmap), np.packbits(bits).tobytes(), _to_bytes(values)]
+        remainders = (gaps & (1 << width) - 1).astype(unsigned(width))
+        bits[ends:] = to_bits(remainders, width).ravel()
+    return [_head(part, bitmap), np.packbits(bits).tobytes(), to_bytes(values)]
 
 
 def _gaps(places: np.ndarray) -> np.ndarray:
@@ -225,36 +226,7 @@ def _encode_codes(codes: np.ndarray, bits: int) -> bytes:
     spare = 8 * codes.itemsize - bits
     if (numbers << spare >> spare != numbers).any():
         raise WireError(f"a code does not fit into {bits} bits")
-    return np.packbits(_to_bits(numbers.view(f"u{codes.itemsize}"), bits)).tobytes()
-
-
-def _to_bits(numbers: np.ndarray, width: int) -> np.ndarray:
-    """The last ``width`` bits of each unsigned number, a row each, the highest first."""
-    container = 8 * numbers.itemsize
-    ordered = numbers.astype(numbers.dtype.newbyteorder(">")).view(np.uint8)
-    return np.unpackbits(ordered).reshape(-1, container)[:, container - width :]
-
-
-def _from_bits(bits: np.ndarray, width: int) -> np.ndarray:
-    """The other way round."""
-    dtype = _unsigned(width)
-    rows = np.zeros((len(bits) // width, 8 * dtype.itemsize), np.uint8)
-    rows[:, rows.shape[1] - width :] = bits.reshape(-1, width)
-    return np.packbits(rows).view(dtype.newbyteorder(">")).astype(dtype)
-
-
-def _unsigned(width: int) -> np.dtype:
-    return np.dtype(np.uint8 if width <= 8 else np.uint16 if width <= 16 else np.uint32)
-
-
-def _to_bytes(values: np.ndarray) -> bytes:
-    return values.astype(values.dtype.newbyteorder("<")).tobytes()
-
-
-def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the top bit says that more follow."""
-    groups = [number >> shift & 0x7F for shift in range(0, max(number.bit_length(), 1), 7)]
-    return bytes([*(group | 0x80 for group in groups[:-1]), groups[-1]])
+    return np.packbits(to_bits(numbers.view(f"u{codes.itemsize}"), bits)).tobytes()
 
 
 class _Reader:
@@ -311,7 +283,7 @@ class _Reader:
 
     def codes(self, count: int, width: int, dtype: np.dtype) -> np.ndarray:
         bits = self.bits(count * width)
-        codes = bits if width == 1 else _from_bits(bits, width)
+        codes = bits if width == 1 else from_bits(bits, width)
         if dtype.kind == "i":  # the sign is the highest of the bits that were sent
             codes = (codes << 8 - width).view(np.int8) >> 8 - width
         return codes.view(dtype)
@@ -321,12 +293,12 @@ class _Reader:
         rice = _rice(size, k)
         width = 0 if bitmap else rice
         longest = k * (1 + rice) + (size - k >> rice)  # no bitmap is longer than this either, or it would not be one
-        ends = _position(self.data[: longest // 8 + 1], k)
+        ends = position(self.data[: longest // 8 + 1], k)
         bits = self.bits(ends + k * width)
         stops = np.flatnonzero(bits[:ends].view(np.bool_))  # of booleans it is much faster
         quotients = _gaps(stops)
         if width:
-            quotients = quotients << width | _from_bits(bits[ends:], width)
+            quotients = quotients << width | from_bits(bits[ends:], width)
         places = np.cumsum(quotients + 1) - 1
         if k and places[-1] >= size:
             raise WireError(f"an index is outside of 0 to {size - 1}")
@@ -339,15 +311,3 @@ class _Reader:
         if bits[count:].any():
             raise WireError("the message has bits where there must be none")
         return bits[:count]
-
-
-def _position(data: np.ndarray, k: int) -> int:
-    """How many bits it takes to have ``k`` that are set."""
-    if not k:
-        return 0
-    counts = np.cumsum(np.bitwise_count(data), dtype=np.int64)
-    byte = int(np.searchsorted(counts, k))
-    if byte == len(data):
-        raise WireError("the message has fewer indices than it declares")
-    before = int(counts[byte - 1]) if byte else 0
-    return 8 * byte + int(np.flatnonzero(np.unpackbits(data[byte]))[k - before - 1]) + 1
