@@ -12,7 +12,6 @@ and the last term, the Frank-Wolfe gap, is known exactly for a bounded X. With s
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,7 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.layout import Layout
-from fedsgm.base.structs import check_number
+from fedsgm.base.structs import check_number, static, struct
 from fedsgm.core.problem import Problem
 from fedsgm.core.quantities import Mean
 from fedsgm.theory import estimates
@@ -94,9 +93,8 @@ def certify(
         weights = jnp.asarray(data.weights, jnp.float64)
         data = dataclasses.replace(data, weights=weights / weights.sum(axis=-1, keepdims=True))
         bounds = jnp.array([constraint.bound for constraint in problem.constraints], jnp.float64)
-        answer = _certify(
-            problem, layout, project, data, bounds, start, began, diameter, float(strong_convexity), float(tolerance)
-        )
+        lagrangian = _Lagrangian(problem, data, bounds, diameter, float(strong_convexity), layout, project)
+        answer = _certify(lagrangian, start, began, float(tolerance))
         lower, found, values, residual, count = map(np.asarray, answer)
     excess = values[1:] - np.asarray(bounds)
     return Certificate(
@@ -110,107 +108,161 @@ def certify(
     )
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _certify(
-    problem: Problem,
-    layout: Layout,
-    project: Callable[[Any], Any] | None,
-    data: Any,
-    bounds: jax.Array,
-    start: jax.Array,
-    began: jax.Array,
-    diameter: jax.Array,
-    strong_convexity: jax.Array,
-    tolerance: jax.Array,
-) -> Any:
-    """The method of multipliers; the gradient of its inner problem is that of the Lagrangian at the next multipliers,
-    so every inner solution is itself a point to take the bound at."""
+@struct
+class _Lagrangian:
+    """The problem's functions of a flat vector, in float64, and how far below them the minimum over X can be."""
 
-    def onto(w: jax.Array) -> jax.Array:
-        if project is None:
+    problem: Problem
+    data: Any
+    bounds: jax.Array
+    diameter: float
+    strong_convexity: float
+    layout: Layout = static()
+    project: Callable[[Any], Any] | None = static()
+
+    def onto(self, w: jax.Array) -> jax.Array:
+        """The projection onto X; the layout's own would be in float32."""
+        if self.project is None:
             return w
-        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(project(layout.unflatten(w)))])
+        leaves = jax.tree.leaves(self.project(self.layout.unflatten(w)))
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
 
-    def values(w: jax.Array) -> jax.Array:
-        each = jax.vmap(lambda one: jnp.stack(problem.evaluate(layout.unflatten(w), one, jax.random.key(0))))(data)
+    def values(self, w: jax.Array) -> jax.Array:
+        """f and every g_i."""
+        params = self.layout.unflatten(w)
+        each = jax.vmap(lambda one: jnp.stack(self.problem.evaluate(params, one, jax.random.key(0))))(self.data)
         return each.mean(axis=0)
 
-    def lagrangian(w: jax.Array, multipliers: jax.Array) -> jax.Array:
-        both = values(w)
-        return both[0] + multipliers @ (both[1:] - bounds)
+    def parts(self, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """f, and ``g_i - c_i``."""
+        both = self.values(w)
+        return both[0], both[1:] - self.bounds
 
-    def augmented(w: jax.Array, multipliers: jax.Array, weight: jax.Array) -> jax.Array:
-        both = values(w)
-        raised = jnp.maximum(0, multipliers + weight * (both[1:] - bounds))
-        return both[0] + jnp.sum(raised**2 - multipliers**2) / (2 * weight)
+    def at(self, w: jax.Array, multipliers: jax.Array) -> jax.Array:
+        objective, excess = self.parts(w)
+        return objective + multipliers @ excess
 
-    def missed(w: jax.Array, gradient: jax.Array) -> jax.Array:
+    def augmented(self, w: jax.Array, multipliers: jax.Array, weight: jax.Array) -> jax.Array:
+        objective, excess = self.parts(w)
+        raised = jnp.maximum(0, multipliers + weight * excess)
+        return objective + jnp.sum(raised**2 - multipliers**2) / (2 * weight)
+
+    def missed(self, w: jax.Array, gradient: jax.Array) -> jax.Array:
         """How far below L(w) the minimum over X can be. A far point's projection v maximises <gradient, w - v> to
         within diameter^2 / t, t the length of the step to it in units of the gradient."""
         length = jnp.maximum(jnp.linalg.norm(gradient), 1e-300)
-        by_strength = jnp.where(strong_convexity > 0, length**2 / (2 * strong_convexity), jnp.inf)
-        if project is None:
+        by_strength = jnp.where(self.strong_convexity > 0, length**2 / (2 * self.strong_convexity), jnp.inf)
+        if self.project is None:
             return by_strength
-        t = _REACH * diameter / length
-        by_width = gradient @ (w - onto(w - t * gradient)) + diameter**2 / t
-        return jnp.minimum(by_strength, jnp.where(jnp.isfinite(diameter), by_width, jnp.inf))
+        t = _REACH * self.diameter / length
+        by_width = gradient @ (w - self.onto(w - t * gradient)) + self.diameter**2 / t
+        return jnp.minimum(by_strength, jnp.where(jnp.isfinite(self.diameter), by_width, jnp.inf))
 
-    def minimise(w: jax.Array, multipliers: jax.Array, weight: jax.Array, step: jax.Array, goal: jax.Array) -> Any:
-        """Accelerated projected gradient descent with backtracking and restarts, until at a point ``missed`` is below
-        ``goal``. The point may be a little outside X: the bound holds there as well."""
-        slope = jax.value_and_grad(lambda at: augmented(at, multipliers, weight))
+    def residual(self, w: jax.Array, multipliers: jax.Array) -> jax.Array:
+        """The largest of what is not met of the conditions for a solution."""
+        _, excess = self.parts(w)
+        stationarity = jnp.linalg.norm(w - self.onto(w - jax.grad(self.at)(w, multipliers)))
+        slackness = jnp.abs(multipliers * excess)
+        return jnp.max(jnp.concatenate([stationarity[None], slackness, jnp.maximum(excess, 0)]))
 
-        def go_on(carry: Any) -> jax.Array:
-            count, gap = carry[-2:]
-            return (count < _INNER) & (gap > goal)
 
-        def body(carry: Any) -> Any:
-            w, ahead, momentum, step, _, count, _ = carry
-            here, gradient = slope(ahead)
+@struct
+class _Search:
+    """The method of multipliers between two updates.
 
-            def too_long(step: jax.Array) -> jax.Array:
-                move = onto(ahead - step * gradient) - ahead
-                allowed = here + gradient @ move + move @ move / (2 * step)
-                rounding = 1e-15 * jnp.abs(here)
-                return (augmented(ahead + move, multipliers, weight) > allowed + rounding) & (step > 1e-12)
+    ``best`` is the largest lower bound so far, found with the multipliers ``found``; ``unmet`` what of the constraints
+    and their slackness is not met; ``left`` how far the search is from its end.
+    """
 
-            step = jax.lax.while_loop(too_long, lambda s: s / 2, step * 1.2)
-            then = onto(ahead - step * gradient)
-            restart = gradient @ (then - w) > 0
-            grown = jnp.where(restart, 1.0, (1 + jnp.sqrt(1 + 4 * momentum**2)) / 2)
-            further = jnp.where(restart, then, then + (momentum - 1) / grown * (then - w))
-            return then, further, grown, step, ahead, count + 1, missed(ahead, gradient)
+    w: jax.Array
+    multipliers: jax.Array
+    weight: jax.Array
+    step: jax.Array
+    best: jax.Array
+    found: jax.Array
+    gradients: jax.Array
+    updates: jax.Array
+    unmet: jax.Array
+    left: jax.Array
 
-        began = (w, w, jnp.float64(1), step, w, jnp.int64(0), jnp.float64(jnp.inf))
-        _, _, _, step, w, count, _ = jax.lax.while_loop(go_on, body, began)
-        return w, step, count
 
-    def update(carry: Any) -> Any:
-        w, multipliers, weight, step, best, at, count, outer, worst, _ = carry
-        w, step, used = minimise(w, multipliers, weight, step, tolerance / 2)
-        both = values(w)
-        # What of the constraints and their slackness is not met: a larger weight makes the next multipliers better.
-        unmet = jnp.max(jnp.abs(jnp.maximum(both[1:] - bounds, -multipliers / weight)), initial=0.0)
-        multipliers = jnp.maximum(0, multipliers + weight * (both[1:] - bounds))
-        lower = both[0] + multipliers @ (both[1:] - bounds) - missed(w, jax.grad(lagrangian)(w, multipliers))
-        at = jnp.where(lower > best, multipliers, at)
-        weight = jnp.where(unmet > worst / 4, weight * 4, weight)
-        best = jnp.maximum(best, lower)
-        over = jnp.maximum(both[1:] - bounds, 0)
-        left = jnp.maximum(both[0] - best, multipliers @ over)  # a nearly feasible w whose value is the bound's
-        return w, multipliers, weight, step, best, at, count + used + 1, outer + 1, unmet, left
+@struct
+class _Descent:
+    """Accelerated descent between two steps: ``missed`` is for ``point``, where the last gradient was taken."""
 
-    def go_on(carry: Any) -> jax.Array:
-        outer, left = carry[7], carry[9]
-        return (outer < _OUTER) & (left > tolerance)
+    w: jax.Array
+    ahead: jax.Array
+    momentum: jax.Array
+    step: jax.Array
+    point: jax.Array
+    count: jax.Array
+    missed: jax.Array
 
-    one, none = jnp.float64(1), jnp.float64(jnp.inf)
-    first = (onto(start), began, 10 * one, one, -none, began, jnp.int64(0), jnp.int64(0), none, none)
-    found = jax.lax.while_loop(go_on, update, first)
-    best, at, count = found[4:7]
-    measured = values(start)
-    stationarity = jnp.linalg.norm(start - onto(start - jax.grad(lagrangian)(start, at)))
-    slackness = jnp.abs(at * (measured[1:] - bounds))
-    violation = jnp.maximum(measured[1:] - bounds, 0)
-    residual = jnp.max(jnp.concatenate([stationarity[None], slackness, violation]))
-    return best, at, measured, residual, count
+
+@jax.jit
+def _certify(lagrangian: _Lagrangian, start: jax.Array, began: jax.Array, tolerance: jax.Array) -> Any:
+    """The best bound and its multipliers, the values and the residual at ``start``, and the gradients that it took."""
+    one, none, zero = jnp.float64(1), jnp.float64(jnp.inf), jnp.int64(0)
+    first = _Search(lagrangian.onto(start), began, 10 * one, one, -none, began, zero, zero, none, none)
+    last = jax.lax.while_loop(
+        lambda search: (search.updates < _OUTER) & (search.left > tolerance),
+        lambda search: _update(lagrangian, search, tolerance / 2),
+        first,
+    )
+    return last.best, last.found, lagrangian.values(start), lagrangian.residual(start, last.found), last.gradients
+
+
+def _update(lagrangian: _Lagrangian, search: _Search, goal: jax.Array) -> _Search:
+    """One of the method of multipliers; the gradient of its inner problem is that of the Lagrangian at the next
+    multipliers, so every inner solution is itself a point to take the bound at."""
+    inner = _minimise(lagrangian, search, goal)
+    w, weight = inner.point, search.weight
+    objective, excess = lagrangian.parts(w)
+    unmet = jnp.max(jnp.abs(jnp.maximum(excess, -search.multipliers / weight)), initial=0.0)
+    multipliers = jnp.maximum(0, search.multipliers + weight * excess)
+    lower = objective + multipliers @ excess - lagrangian.missed(w, jax.grad(lagrangian.at)(w, multipliers))
+    best = jnp.maximum(search.best, lower)
+    return _Search(
+        w=w,
+        multipliers=multipliers,
+        weight=jnp.where(
+            unmet > search.unmet / 4, weight * 4, weight
+        ),  # a larger one makes the next multipliers better
+        step=inner.step,
+        best=best,
+        found=jnp.where(lower > search.best, multipliers, search.found),
+        gradients=search.gradients + inner.count + 1,
+        updates=search.updates + 1,
+        unmet=unmet,
+        # Nothing is left at a nearly feasible w whose value is the bound's.
+        left=jnp.maximum(objective - best, multipliers @ jnp.maximum(excess, 0)),
+    )
+
+
+def _minimise(lagrangian: _Lagrangian, search: _Search, goal: jax.Array) -> _Descent:
+    """Accelerated projected gradient descent with backtracking and restarts, until at a point ``missed`` is below
+    ``goal``. The point may be a little outside X: the bound holds there as well."""
+
+    def augmented(w: jax.Array) -> jax.Array:
+        return lagrangian.augmented(w, search.multipliers, search.weight)
+
+    def advance(now: _Descent) -> _Descent:
+        w, ahead, momentum = now.w, now.ahead, now.momentum
+        here, gradient = jax.value_and_grad(augmented)(ahead)
+
+        def too_long(step: jax.Array) -> jax.Array:
+            move = lagrangian.onto(ahead - step * gradient) - ahead
+            allowed = here + gradient @ move + move @ move / (2 * step)
+            rounding = 1e-15 * jnp.abs(here)
+            return (augmented(ahead + move) > allowed + rounding) & (step > 1e-12)
+
+        step = jax.lax.while_loop(too_long, lambda s: s / 2, now.step * 1.2)
+        then = lagrangian.onto(ahead - step * gradient)
+        restart = gradient @ (then - w) > 0
+        grown = jnp.where(restart, 1.0, (1 + jnp.sqrt(1 + 4 * momentum**2)) / 2)
+        further = jnp.where(restart, then, then + (momentum - 1) / grown * (then - w))
+        return _Descent(then, further, grown, step, ahead, now.count + 1, lagrangian.missed(ahead, gradient))
+
+    w, none = search.w, jnp.float64(jnp.inf)
+    first = _Descent(w, w, jnp.float64(1), search.step, w, jnp.int64(0), none)
+    return jax.lax.while_loop(lambda now: (now.count < _INNER) & (now.missed > goal), advance, first)
