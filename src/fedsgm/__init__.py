@@ -2,7 +2,10 @@
 
 from fedsgm import theory
 from fedsgm.base.errors import CheckpointError, ClientError, FederationError, FedSGMError, SettingError, WireError
+from fedsgm.base.structs import static, struct
+from fedsgm.core import wire
 from fedsgm.core.algorithm import FedSGM
+from fedsgm.core.chain import chain
 from fedsgm.core.compression import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, TopK
 from fedsgm.core.problem import Problem
 from fedsgm.core.quantities import Constraint, Mean, Statistic
@@ -47,6 +50,7 @@ __all__ = [
     "WireError",
     "by",
     "certificates",
+    "chain",
     "dirichlet",
     "estimates",
     "fairness",
@@ -54,5 +58,8 @@ __all__ = [
     "iid",
     "simulate",
     "split",
+    "static",
+    "struct",
     "theory",
+    "wire",
 ]

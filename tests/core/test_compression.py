@@ -140,9 +140,9 @@ class TestContract:
         def run(updates, keys):
             def step(memory, given):
                 message, kept = feedback.send(compressor, memory, *given)
-                return kept, (memory, compressor.decompress(message, D), kept)
+                return kept, (memory.error, feedback.received(compressor, message, D), kept.error)
 
-            return jax.lax.scan(step, jnp.zeros(D), (updates, keys))[1]
+            return jax.lax.scan(step, feedback.init(compressor, D), (updates, keys))[1]
 
         kinds = ("gaussian", "heavy-tailed", "constant", "sparse")
         updates = np.stack([vectors(D)[kind] for kind in kinds])
@@ -155,8 +155,9 @@ class TestContract:
 class TestFeedback:
     def test_no_memory_without_compression(self):
         update = np.float32([1, 2, 3])
-        message, memory = feedback.send(Identity(), None, update, None)
-        assert memory is None
+        message, memory = feedback.send(Identity(), feedback.init(Identity(), 3), update, None)
+        assert memory == feedback.Memory(None)
+        assert feedback.take_back(memory, update) == memory, "there is nothing to give it back to"
         np.testing.assert_array_equal(message.values, update)
 
     @pytest.mark.parametrize("compressor", [Identity(), TopK(0.1), Quantize("int4"), ScaledSign()], ids=str)
@@ -167,7 +168,8 @@ class TestFeedback:
         @jax.jit
         def run(model):
             def step(w, _):
-                w = feedback.follow(compressor, w, feedback.broadcast(compressor, w, model, None))
+                message = feedback.broadcast(compressor, w, model, None)
+                w = feedback.follow(compressor, w, feedback.received(compressor, message, D))
                 return w, w
 
             return jax.lax.scan(step, jnp.zeros(D), None, length=5)[1]

@@ -7,7 +7,9 @@ import pytest
 
 import fedsgm as fs
 from fedsgm.base.layout import Layout
-from fedsgm.core.algorithm import Flat, RoundKeys, Server
+from fedsgm.core.algorithm import RoundKeys
+from fedsgm.core.feedback import Memory
+from fedsgm.core.task import Flat
 
 D = 6
 
@@ -70,8 +72,8 @@ def test_identity_is_no_compression(quadratic):
     options = {"step_size": 0.05, "local_steps": 2, "participants": 4, "rule": fs.Soft(2.0)}
     explicit = fs.FedSGM(uplink=fs.Identity(), downlink=fs.Identity(), **options)
     assert_same(run(explicit, quadratic), run(fs.FedSGM(**options), quadratic))
-    assert explicit.init_memory(8, D) is None
-    assert explicit.init(np.ones(D)).model is None
+    assert explicit.init_memory(D) == Memory(None)
+    assert explicit.init(Flat(quadratic[0], Layout.of(np.ones(D))), np.ones(D)).model is None
     everything = fs.FedSGM(uplink=fs.TopK(1.0), downlink=fs.TopK(1.0), **options)
     np.testing.assert_allclose(
         run(everything, quadratic).history["objective"], run(explicit, quadratic).history["objective"], rtol=1e-5
@@ -99,9 +101,8 @@ def by_hand(algorithm, problem, clients, w0, rounds, seed=0):
     task = Flat(problem, layout)
     data = problem.prepare(clients, w0)
     n = len(clients)
-    server = algorithm.init(jnp.asarray(w0))
-    memory = algorithm.init_memory(n, layout.size)
-    memories = [None if memory is None else jnp.asarray(memory[j]) for j in range(n)]
+    server = algorithm.init(task, jnp.asarray(w0))
+    memories = [jax.tree.map(jnp.asarray, algorithm.init_memory(layout.size)) for _ in range(n)]
     measure = jax.jit(lambda w, data, key: algorithm.measure(task, w, data, key))
     update = jax.jit(
         lambda w, direction, data, memory, key: algorithm.local_update(task, w, direction, data, None, memory, key)
@@ -114,14 +115,14 @@ def by_hand(algorithm, problem, clients, w0, rounds, seed=0):
         statistics = jax.tree.map(
             lambda *leaves: jnp.stack(leaves), *[measure(w, own[j], keys.client(j))[0] for j in who]
         )
-        direction, rule, _ = algorithm.decide(task, server.rule, statistics, keys.server)
+        direction, server, _ = algorithm.decide(task, server, statistics, keys.server)
         messages = []
         before = list(memories)
         for j in who:
             message, memories[j] = update(w, direction, own[j], memories[j], keys.client(j))
             messages.append(message)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
-        server, broadcast = algorithm.aggregate(task, Server(w, server.model, rule), stacked, keys.server)
+        server, broadcast = algorithm.aggregate(task, server, stacked, keys.server)
         np.testing.assert_array_equal(algorithm.receive(w, broadcast), server.replica)
         yield w, server, before, list(memories), messages, direction, who
 
@@ -152,7 +153,7 @@ def test_the_error_feedback_identity_along_a_run(quadratic, uplink):
     for w, server, _, memories, _, direction, _ in by_hand(algorithm, problem, clients, np.ones(D, np.float32), 25):
         mean_step = float(direction.objective) * (w - a.mean(axis=0)) + float(direction.constraint) * b.mean(axis=0)
         virtual = virtual - eta * np.asarray(mean_step, np.float64)
-        here = np.asarray(server.model) - eta * np.mean([np.asarray(e) for e in memories], axis=0)
+        here = np.asarray(server.model) - eta * np.mean([np.asarray(memory.error) for memory in memories], axis=0)
         np.testing.assert_allclose(here, virtual, rtol=1e-5, atol=2e-6)
     assert np.abs(np.asarray(server.model) - virtual).max() > 1e-3, "the memories must carry something"
 
@@ -162,7 +163,7 @@ def test_clients_left_out_keep_their_memory(quadratic):
     algorithm = fs.FedSGM(step_size=0.05, participants=3, uplink=fs.TopK(count=1))
     for _, _, before, after, _, _, who in by_hand(algorithm, problem, clients, np.ones(D, np.float32), 6):
         for j in range(8):
-            same = np.array_equal(before[j], after[j])
+            same = np.array_equal(before[j].error, after[j].error)
             assert same == (j not in who)
 
 

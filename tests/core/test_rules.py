@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from fedsgm import Hard, Penalty, PrimalDual, SettingError, Soft, Unconstrained
+from fedsgm.core import rules
+from fedsgm.core.rules import Direction, largest
 
 RULES = [
     Hard(),
@@ -18,23 +20,37 @@ RULES = [
     PrimalDual(0.5, 2.0),
     Unconstrained(),
 ]
-# Minus infinity is the violation of a problem without constraints.
+# Minus infinity is the largest violation of a problem without constraints.
 VIOLATIONS = np.float32([-np.inf, -1e6, -1, -1 / 40, -1e-3, -0.0, 0, 1e-30, 1e-3, 1 / 40, 1, 1e6])
 
 
 @jax.jit
 def decide_each(rule, violations):
-    """The weights at each violation, one round after the other: state goes from round to round."""
+    """The weights at each round's [constraints] violations, one after the other: state goes from round to round."""
 
-    def step(state, violation):
-        direction, state = rule.decide(violation, state)
-        return state, (direction.objective, direction.constraint)
+    def step(state, each):
+        direction, state = rule.decide(each, state)
+        return state, (direction.objective, direction.constraint, direction.weight)
 
-    return jax.lax.scan(step, jax.tree.map(jnp.float32, rule.init()), violations)
+    return jax.lax.scan(step, rule.init(violations.shape[1]), violations)
 
 
 def weights(rule, violations):
-    return tuple(map(np.asarray, decide_each(rule, np.float32(violations))[1]))
+    """The weights of the objective and of a single constraint."""
+    objective, _, weight = decide_each(rule, np.float32(violations)[:, None])[1]
+    return np.asarray(objective), np.asarray(weight)
+
+
+def several(violations, count=3):
+    """Each violation as the largest of several, whose place changes."""
+    rows = np.repeat(np.float32(violations)[:, None] - 0.5, count, axis=1)
+    rows[np.arange(len(rows)), np.arange(len(rows)) % count] += 0.5
+    return rows
+
+
+def test_every_rule_is_in_the_list():
+    public = {cls for cls in vars(rules).values() if isinstance(cls, type) and hasattr(cls, "decide")} - {rules.Rule}
+    assert {type(rule) for rule in RULES} == public
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -50,10 +66,34 @@ class TestContract:
         assert (objective + constraint >= 1).all()
 
     def test_state_keeps_its_form(self, rule):
-        before = jax.tree.map(np.float32, rule.init())
-        after = jax.eval_shape(rule.decide, jnp.float32(1), before)[1]
-        assert jax.tree.structure(after) == jax.tree.structure(before)
-        assert [(a.shape, a.dtype) for a in jax.tree.leaves(after)] == [((), np.float32)] * len(jax.tree.leaves(before))
+        for count in (0, 1, 3):
+            before = rule.init(count)
+            after = jax.eval_shape(rule.decide, jnp.ones(count), before)[1]
+            assert jax.tree.structure(after) == jax.tree.structure(before)
+            forms = [[(a.shape, a.dtype) for a in jax.tree.leaves(state)] for state in (before, after)]
+            assert forms[0] == forms[1]
+
+    def test_reports_numbers_or_one_for_each_constraint(self, rule):
+        for count, shape in ((1, ()), (3, (3,))):
+            for column in rule.report(rule.init(count)).values():
+                assert column.shape == shape
+        assert all(np.size(column) for column in rule.report(rule.init(0)).values())
+
+    def test_no_constraint_is_the_objective_alone(self, rule):
+        objective, constraint, weight = decide_each(rule, np.zeros((2, 0), np.float32))[1]
+        np.testing.assert_array_equal(objective, 1)
+        assert not np.any(weight)
+        assert not np.any(constraint)
+
+    def test_of_several_constraints_the_largest_violation_counts_or_each_for_itself(self, rule):
+        """A rule with one weight goes by the largest violation; one with a weight for each treats them apart."""
+        rows = several(VIOLATIONS[1:])
+        objective, constraint, weight = decide_each(rule, rows)[1]
+        if constraint.ndim == 1:
+            np.testing.assert_array_equal((objective, weight), weights(rule, VIOLATIONS[1:]))
+        else:
+            alone = [weights(rule, rows[:, i])[1] for i in range(rows.shape[1])]
+            np.testing.assert_array_equal(constraint, np.stack(alone, axis=1))
 
     def test_other_settings_are_the_same_program(self, rule):
         """Continuous settings are arguments of the compiled program and not part of it."""
@@ -62,24 +102,24 @@ class TestContract:
         @jax.jit
         def decide(rule, violation, state):
             traces.append(rule)
-            return rule.decide(violation, state)[0].constraint
+            return rule.decide(violation, state)[0].weight
 
-        state = jax.tree.map(np.float32, rule.init())
+        state = rule.init(1)
         answers = []
         for factor in (1, 3):
             scaled = jax.tree.map(lambda a, factor=factor: np.float32(a / 1e3 * factor), rule)
-            answers.append(float(decide(scaled, np.float32(-1e-4), state)))
-            expected, _ = scaled.decide(np.float32(-1e-4), state)
-            assert answers[-1] == pytest.approx(float(expected.constraint))
+            answers.append(float(decide(scaled, np.float32([-1e-4]), state)))
+            expected, _ = scaled.decide(np.float32([-1e-4]), state)
+            assert answers[-1] == pytest.approx(float(expected.weight))
         assert len(traces) == 1
 
     def test_same_under_vmap(self, rule):
-        state = jax.tree.map(np.float32, rule.init())
-        together, _ = jax.vmap(rule.decide, in_axes=(0, None))(VIOLATIONS, state)
+        state, rows = rule.init(1), VIOLATIONS[:, None]
+        together, _ = jax.vmap(rule.decide, in_axes=(0, None))(rows, state)
         for i in (0, 3, 6, 10):
-            alone, _ = rule.decide(VIOLATIONS[i], state)
+            alone, _ = rule.decide(rows[i], state)
             for a, b in ((together.objective, alone.objective), (together.constraint, alone.constraint)):
-                assert np.broadcast_to(a, VIOLATIONS.shape)[i] == b
+                assert np.broadcast_to(a, (len(rows), *np.shape(b)))[i] == b
 
 
 def test_settings_reach_the_compiled_program():
@@ -152,9 +192,18 @@ def test_primal_dual():
 
 
 def test_primal_dual_state_is_the_multiplier():
-    state, (_, constraint) = decide_each(PrimalDual(2.0), np.float32([1, 3]))
-    assert state == 8
-    np.testing.assert_array_equal(constraint, [2, 8])
+    state, (_, constraint, _) = decide_each(PrimalDual(2.0), np.float32([[1], [3]]))
+    assert state == [8]
+    np.testing.assert_array_equal(constraint, [[2], [8]])
+    assert PrimalDual(2.0).report(state) == {"multiplier": 8}
+
+
+def test_primal_dual_has_a_multiplier_for_each_constraint():
+    """One constraint is violated and one is not: the first one's multiplier rises, the other's stays at zero."""
+    state, (_, constraint, weight) = decide_each(PrimalDual(2.0), np.float32([[1, -1], [3, 2], [-np.inf, -1]]))
+    np.testing.assert_array_equal(constraint, [[2, 0], [8, 4], [8, 2]])
+    np.testing.assert_array_equal(weight, [2, 12, 10])
+    np.testing.assert_array_equal(PrimalDual(2.0).report(state)["multiplier"], [8, 2])
 
 
 def test_primal_dual_augmented():
@@ -167,9 +216,9 @@ def test_primal_dual_augmented():
         multiplier = max(0.0, multiplier + 0.3 * violation)
         multipliers.append(multiplier)
         expected.append(max(0.0, multiplier + 1.5 * violation))
-    state, (objective, constraint) = decide_each(PrimalDual(0.3, 1.5), violations)
+    state, (objective, _, constraint) = decide_each(PrimalDual(0.3, 1.5), violations[:, None])
     np.testing.assert_allclose(constraint, expected, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(state, multipliers[-1], rtol=1e-4)
+    np.testing.assert_allclose(state, multipliers[-1:], rtol=1e-4)
     np.testing.assert_array_equal(objective, 1)
     assert constraint[2] == 0, "0.3 are left of the multiplier, but the weight is never negative"
     assert multipliers[2] == pytest.approx(0.3)
@@ -182,8 +231,8 @@ def test_primal_dual_without_augmentation_is_the_plain_rule():
 @pytest.mark.parametrize("augment", [0.0, 2.0])
 @pytest.mark.parametrize("unknown", [-np.inf, np.nan])
 def test_primal_dual_keeps_its_multiplier_where_the_violation_is_unknown(augment, unknown):
-    state, (_, constraint) = decide_each(PrimalDual(2.0, augment), np.float32([1, unknown, unknown, 3]))
-    assert state == 8
+    state, (_, _, constraint) = decide_each(PrimalDual(2.0, augment), np.float32([[1], [unknown], [unknown], [3]]))
+    assert state == [8]
     np.testing.assert_array_equal(constraint, [2 + augment, 2, 2, 8 + 3 * augment])
 
 
@@ -212,3 +261,10 @@ def test_soft_refuses_a_ceiling_that_is_no_share(value):
     message = r"^Soft: ceiling=.*, but it must be a finite number above 0, at most 1$"
     with pytest.raises(SettingError, match=message):
         Soft(4.0, ceiling=value)
+
+
+def test_largest_and_weight():
+    assert largest(jnp.float32([-1, 3, 2])) == 3
+    assert largest(jnp.zeros(0)) == -np.inf
+    assert Direction(jnp.float32(1), jnp.float32(0.25)).weight == 0.25
+    assert Direction(jnp.float32(1), jnp.float32([0.25, 0.5])).weight == 0.75

@@ -9,7 +9,7 @@ import pytest
 
 import fedsgm as fs
 from fedsgm.base.layout import Layout
-from fedsgm.core.algorithm import Flat
+from fedsgm.core.task import Flat
 from support.runs import EVERYTHING, assert_identical, logistic, negative, positive
 
 engine = importlib.import_module("fedsgm.engines.simulate")  # the package's attribute of that name is the function
@@ -84,12 +84,12 @@ def test_only_participants_work(clients, problem, params):
 
     def flops(m):
         algorithm = fs.FedSGM(0.1, local_steps=1, participants=m)
-        state = jax.tree.map(lambda a: a[0], engine._start(algorithm, layout.flatten(params), 6, 1))
-        draw = jax.eval_shape(lambda: engine.Draw.of(algorithm, 6, 0, 0))
+        program = engine.Compiled(algorithm, Flat(problem, layout), 1, 6, 1)
+        state = jax.tree.map(lambda a: a[0], engine._start(program, layout.flatten(params), 1))
+        draw = jax.eval_shape(lambda: engine.Draw.of(program, 0, 0))
 
         def replica(data, state, draw):  # the true values over all clients are not asked for
-            task = Flat(problem, layout)
-            after, _ = engine._round(algorithm, task, data, 1, 6, 1, engine._together, state, draw, 0)
+            after, _ = engine._round(program, data, state, draw, 0)
             return after.server.replica
 
         return jax.jit(replica).lower(data, state, draw).compile().cost_analysis()["flops"]

@@ -97,7 +97,7 @@ def test_a_wrong_shape_from_all_or_most(tmp_path):
     assert server.panel.attempt == TRIES, "each try has its own number"
     right.add(f"client-{PROGRAM.sample(At.of(0, 0), 5)[1]}")
     server.step()
-    assert server.history["answered"][0] == 1
+    assert server.history.columns["answered"][0] == 1
     check_books(server, transport)
 
 
@@ -150,7 +150,7 @@ def test_a_round_done_again_with_another_direction_takes_the_first_ones_place(tm
     twice, once = (Client(PROGRAM, CLIENTS[2], tmp_path / name) for name in ("twice", "once"))
     first, second, alone = ask(twice, 0, 0.0), ask(twice, 1, 0.8), ask(once, 1, 0.8)
     assert first.content != second.content == alone.content
-    np.testing.assert_array_equal(twice.store.read().memory, once.store.read().memory)
+    np.testing.assert_array_equal(twice.store.read().memory.error, once.store.read().memory.error)
     assert ask(twice, 0, 0.0).kind == Kind.ERROR, "what the stopped server asked may still come, and must not count"
     assert ask(twice, 1, 0.8).content == second.content
 
@@ -175,7 +175,7 @@ def test_a_lost_answer_goes_back_into_the_memory(tmp_path):
         check_books(server, transport)
     after = transport.processes[name].store.read()
     message = PROGRAM.dense(PROGRAM.decode(state.sent.message, ALGORITHM.uplink), ALGORITHM.uplink)
-    np.testing.assert_array_equal(after.sent.before, state.memory + message)
+    np.testing.assert_array_equal(after.sent.before.error, state.memory.error + message)
 
 
 def test_requests_that_a_newer_one_has_overtaken_are_refused(tmp_path):
@@ -215,7 +215,7 @@ def test_a_third_of_all_messages_lost(tmp_path):
     plain = fs.simulate(alone, PROBLEM, CLIENTS, PARAMS, rounds=200, seeds=6, progress=False).history
     assert constraint <= plain["minority"][:, -50:].mean(axis=1).max()
     assert objective <= plain["objective"][:, -50:].mean(axis=1).max() * 1.2
-    assert server.history["answered"][:200].mean() < 1.5
+    assert server.history.columns["answered"][:200].mean() < 1.5
 
 
 class Meddling(InProcess):

@@ -35,9 +35,10 @@ def run(folder, *, clients=CLIENTS, algorithm=ALGORITHM, problem=PROBLEM, params
 
 def assert_same_run(federated, simulated):
     for name, column in simulated.history.items():
-        if not name.startswith("bytes"):
-            assert federated.history[name].dtype == column.dtype
-            np.testing.assert_allclose(federated.history[name], column, rtol=2e-5, atol=2e-6, err_msg=name)
+        assert federated.history[name].dtype == column.dtype
+        np.testing.assert_allclose(federated.history[name], column, rtol=2e-5, atol=2e-6, err_msg=name)
+    for name in ("participants", "bytes_up", "bytes_down"):
+        np.testing.assert_array_equal(federated.history[name], simulated.history[name], err_msg=name)
     for kind in ("last", "average", "best_feasible"):
         for left, right in zip(
             jax.tree.leaves(getattr(federated, kind)), jax.tree.leaves(getattr(simulated, kind)), strict=True
@@ -75,7 +76,9 @@ def test_the_same_iterates_as_simulate_round_by_round(tmp_path):
             np.testing.assert_allclose(replica, PROGRAM.task.layout.flatten(iterate), rtol=2e-5, atol=2e-6)
     assert (federated.history["answered"] == 3).all()
     assert (federated.history["evaluated"] == 5).all()
-    assert federated.history.keys() - simulated.history.keys() == {"answered", "evaluated"}
+    assert federated.history.keys() - simulated.history.keys() == {
+        *("answered", "evaluated", "frames_up", "frames_down")
+    }
 
 
 def test_the_same_for_batches_random_compressors_and_a_multiplier(tmp_path, clients, problem, params):
@@ -105,8 +108,8 @@ def test_every_byte_is_counted(tmp_path):
     )
     accounts = result.settings["federation"]["clients"]
     for way in ("up", "down"):
-        assert result.history[f"bytes_{way}"].sum() == sent[way]
-        assert sum(account[f"bytes_{way}"] for account in accounts) == sent[way]
+        assert result.history[f"frames_{way}"].sum() == sent[way]
+        assert sum(account[f"frames_{way}"] for account in accounts) == sent[way]
     assert result.settings["federation"]["clients"][0]["seconds"] > 0
 
 
@@ -189,7 +192,7 @@ def test_a_model_that_differs_is_replaced_by_the_whole(tmp_path):
     client = transport.processes[f"client-{PROGRAM.sample(At.of(0, 2), 5)[0]}"]
     client.state = dataclasses.replace(client.state, replica=client.state.replica + np.float32(1e-3))
     server.step()
-    assert server.history["answered"][2] == 3
+    assert server.history.columns["answered"][2] == 3
     check_books(server, transport)
 
 
@@ -230,7 +233,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, stop):
         transport.restart(name)
     resumed = part(12)
     for name, column in whole.history.items():
-        if not name.startswith("bytes"):  # the measurement at the end of the first part was traffic, too
+        if not name.startswith("frames"):  # the measurement at the end of the first part was traffic, too
             np.testing.assert_array_equal(resumed.history[name], column, err_msg=name)
     jax.tree.map(np.testing.assert_array_equal, resumed.last, whole.last)
     jax.tree.map(np.testing.assert_array_equal, resumed.best_feasible, whole.best_feasible)
@@ -253,8 +256,9 @@ def test_a_killed_server_goes_on_bit_for_bit(tmp_path, when):
             server.step()
         np.testing.assert_array_equal(server.model.replica, plain.model.replica)
         check_books(server, transport)
-    for name in plain.history:
-        np.testing.assert_array_equal(server.history[name], plain.history[name], err_msg=name)
+    assert server.history.columns.keys() == plain.history.columns.keys()
+    for name, column in plain.history.columns.items():
+        np.testing.assert_array_equal(server.history.columns[name], column, err_msg=name)
     assert [a.answered for a in server.accounts] == [a.answered for a in plain.accounts]
     for attempt in (4, 5):  # no two servers have the same number, though none takes a round
         assert Server(transport, tmp_path / "server").panel.attempt == attempt

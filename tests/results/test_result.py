@@ -432,11 +432,14 @@ class Timid:
 
     remark: str = "half and half"
 
-    def init(self):
+    def init(self, _constraints):
         return None
 
-    def decide(self, _violation, state):
-        return fs.rules.Direction(jnp.float32(0.5), jnp.float32(0.5)), state
+    def report(self, _state):
+        return {}
+
+    def decide(self, _violations, state):
+        return fs.Direction(jnp.float32(0.5), jnp.float32(0.5)), state
 
 
 jax.tree_util.register_dataclass(Timid, data_fields=[], meta_fields=["remark"])

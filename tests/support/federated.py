@@ -65,7 +65,7 @@ class Watched(InProcess):
             plain(state)
             self.book.writes += 1
             sent = state.sent
-            self.book.updates[number][sent.round] = state.memory + vector(sent.message) - sent.before
+            self.book.updates[number][sent.round] = state.memory.error + vector(sent.message) - sent.before.error
 
         store.write = write
 
@@ -115,10 +115,10 @@ def check_books(server, transport):
             np.testing.assert_array_equal(state.replica, book.versions[state.version])
         if disk is None:
             continue
-        np.testing.assert_array_equal(disk.memory, state.memory)
+        np.testing.assert_array_equal(disk.memory.error, state.memory.error)
         used, updates = book.used[number], book.updates[number]
         assert used.keys() <= updates.keys()
-        memory = disk.memory
+        memory = disk.memory.error
         if server.accounts[number].used != disk.sent.round:
             assert disk.sent.round not in used
             memory = memory + vector(disk.sent.message)
@@ -131,5 +131,5 @@ def check_model(server, book):
     means = [np.mean([used[t] for used in book.used if t in used], axis=0) for t in sorted(rounds)]
     assert rounds == set(range(server.round))
     np.testing.assert_allclose(
-        server.own, PROGRAM.start - float(ALGORITHM.step_size) * np.sum(means, axis=0), rtol=1e-4, atol=1e-4
+        server.server.model, PROGRAM.start - float(ALGORITHM.step_size) * np.sum(means, axis=0), rtol=1e-4, atol=1e-4
     )

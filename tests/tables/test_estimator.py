@@ -18,6 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fedsgm as fs
+from fedsgm.results.result import KINDS
 from fedsgm.tables import estimator
 from fedsgm.tables.estimator import FederatedConstrainedClassifier
 from fedsgm.tables.models import MLP
@@ -93,7 +94,7 @@ def test_the_constraint_is_met_where_logistic_regression_does_not(fitted, data):
 
 def test_what_it_reports_is_what_fairlearn_finds(fitted, data):
     X, y, sex = data
-    chosen = fs.result.KINDS.index(fitted.result_.choose())
+    chosen = KINDS.index(fitted.result_.choose())
     reported = fitted.result_.values["train"]["demographic_parity(sex)"][chosen, 0]
     assert gap(fitted, X, y, sex) == pytest.approx(reported, abs=1e-6)
     assert fitted.result_.verdict().startswith(("FEASIBLE", "NOT FEASIBLE"))
@@ -142,7 +143,7 @@ def test_two_constraints_and_a_network(data):
         model.fit(X, labels, sensitive_features=np.stack([np.arange(len(y)) % 2, sex], axis=1))
     assert model.classes_.tolist() == ["no", "yes"]
     assert [layer["b"].shape for layer in model.params_] == [(4,), ()]
-    chosen = fs.result.KINDS.index(model.result_.choose())
+    chosen = KINDS.index(model.result_.choose())
     values = {name: v[chosen, 0] for name, v in model.result_.values["train"].items()}
     predicted = model.predict(X) == "yes"
     odds = equalized_odds_difference(y, predicted, sensitive_features=sex)
@@ -199,7 +200,7 @@ def test_missing_sensitive_values_do_not_count(data):
     X, y, sex = data
     sex = np.where(np.arange(len(y)) < 40, None, sex)
     model = make(rounds=50).fit(X, y, sensitive_features=pd.DataFrame({"sex": sex}))
-    chosen = fs.result.KINDS.index(model.result_.choose())
+    chosen = KINDS.index(model.result_.choose())
     reported = model.result_.values["train"]["demographic_parity(sex)"][chosen, 0]
     assert gap(model, X[40:], y[40:], sex[40:]) == pytest.approx(reported, abs=1e-6)
 

@@ -15,8 +15,8 @@ from optax.projections import projection_box, projection_l2_ball
 import fedsgm as fs
 from fedsgm import theory
 from fedsgm.base.layout import Layout
-from fedsgm.core.algorithm import Flat
-from fedsgm.engines.simulate import Draw, _round, _start, _together
+from fedsgm.core.task import Flat
+from fedsgm.engines.simulate import Compiled, Draw, _round, _start
 from fedsgm.theory import estimates
 
 CLIENTS, EACH, SIZE, RADIUS, BOUND = 8, 4, 6, 0.5, 0.15
@@ -411,12 +411,14 @@ def rounds_of(on, promised, record, **settings):
     task = Flat(PROBLEM, Layout.of(start))
     rounds = promised.given["rounds"]
 
+    program = Compiled(algorithm, task, rounds, CLIENTS, 0)
+
     def step(state, t):
-        draw = Draw.of(algorithm, CLIENTS, jnp.uint32(0), t)
-        after, info = _round(algorithm, task, data, rounds, CLIENTS, 0, _together, state, draw, t)
+        draw = Draw.of(program, jnp.uint32(0), t)
+        after, info = _round(program, data, state, draw, t)
         return after, record(algorithm, task, data, state, info)
 
-    first = jax.tree.map(lambda a: jnp.asarray(a)[0], _start(algorithm, start, CLIENTS, 1))
+    first = jax.tree.map(lambda a: jnp.asarray(a)[0], _start(program, start, 1))
     _, rows = jax.jit(lambda s: jax.lax.scan(step, s, jnp.arange(rounds)))(first)
     return tuple(np.asarray(row, np.float64) for row in rows)
 

@@ -2,50 +2,78 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import numbers
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.base.errors import SettingError
 
 T = TypeVar("T")
+_ROLES = (None, "static", "aside")  # of a field: traced, part of the program, or none of it
 
 
 def static(*, default: Any = dataclasses.MISSING) -> Any:
     """A field that decides what is compiled; every other field is an array or number of the program."""
-    return dataclasses.field(default=default, metadata={"static": True})
+    return dataclasses.field(default=default, metadata={"role": "static"})
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+def aside(*, default: Any) -> Any:
+    """A field that is no part of a program: it does not travel with the pytree, which comes back with the default."""
+    return dataclasses.field(default=default, metadata={"role": "aside"})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static, aside, dataclasses.field))
 def struct(cls: type[T]) -> type[T]:
     """A frozen dataclass that is also a pytree.
 
+    JAX rebuilds it without ``__init__``: what a class asks of its arguments is asked of users alone, never of tracers.
     The class is part of the static data: in JAX 0.10 the structures of two classes made by ``register_dataclass``
     compare equal if their fields do, so that a compiled program of one could be taken for the other's.
     """
     made: Any = dataclasses.dataclass(frozen=True)(cls)
-    names: dict[bool, list[str]] = {True: [], False: []}
-    for field in dataclasses.fields(made):
-        names[field.metadata.get("static", False)].append(field.name)
-    keys = [jax.tree_util.GetAttrKey(name) for name in names[False]]
+    fields = {role: [f for f in dataclasses.fields(made) if f.metadata.get("role") == role] for role in _ROLES}
+    traced, fixed = ([field.name for field in fields[role]] for role in (None, "static"))
+    defaults = {field.name: field.default for field in fields["aside"]}
+    keys = [jax.tree_util.GetAttrKey(name) for name in traced]
 
     def flatten(value: Any) -> tuple[list[Any], Any]:
-        fixed = (made, *(getattr(value, name) for name in names[True]))
-        return [getattr(value, name) for name in names[False]], fixed
+        return [getattr(value, name) for name in traced], (made, *(getattr(value, name) for name in fixed))
 
     def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], Any]:
-        children, fixed = flatten(value)
-        return list(zip(keys, children, strict=True)), fixed
+        children, rest = flatten(value)
+        return list(zip(keys, children, strict=True)), rest
 
-    def unflatten(fixed: Any, children: Any) -> Any:
-        return made(**dict(zip(names[True], fixed[1:], strict=True)), **dict(zip(names[False], children, strict=True)))
+    def unflatten(rest: Any, children: Any) -> Any:
+        value = object.__new__(made)
+        values = dict(zip(traced, children, strict=True)) | dict(zip(fixed, rest[1:], strict=True)) | defaults
+        vars(value).update(values)
+        return value
 
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
     return made
+
+
+def replaced(value: T, **changes: Any) -> T:
+    """The same struct with other values in it, which may be tracers."""
+    new = copy.copy(value)
+    vars(new).update(changes)
+    return new
+
+
+def as_float32(tree: Any) -> Any:
+    """Numbers as float32 scalars, so that 1 and 1.0 are the same program; arrays of whole numbers stay as they are."""
+
+    def convert(leaf: Any) -> Any:
+        is_array = isinstance(leaf, (np.ndarray, jax.Array))
+        return np.asarray(leaf) if is_array and not jnp.issubdtype(leaf.dtype, jnp.floating) else np.float32(leaf)
+
+    return jax.tree.map(convert, tree)
 
 
 def check_participants(participants: int | None, clients: int) -> None:
@@ -63,20 +91,28 @@ def check_number(
     least: float | None = None,
     most: float | None = None,
 ) -> None:
-    """Refuse what a user could give and is no number in range; JAX rebuilds structs with objects of its own."""
-    if not isinstance(value, (numbers.Real, str, list, tuple, dict, np.ndarray, type(None))):
-        return
-    limit = f"above {above:g}" if above is not None else f"{least:g} or more" if least is not None else ""
-    limit += "" if most is None else f", at most {most:g}"
+    """Refuse what is no finite number in range."""
+    number = _number(value)
     if (
-        not isinstance(value, numbers.Real)
-        or isinstance(value, bool)
-        or not math.isfinite(float(value))
-        or (above is not None and not float(value) > above)
-        or (least is not None and not float(value) >= least)
-        or (most is not None and not float(value) <= most)
+        number is None
+        or (above is not None and not number > above)
+        or (least is not None and not number >= least)
+        or (most is not None and not number <= most)
     ):
+        limit = f"above {above:g}" if above is not None else f"{least:g} or more" if least is not None else ""
+        limit += "" if most is None else f", at most {most:g}"
         raise SettingError(f"{owner}: {name}={value!r}, but it must be a finite number {limit}".rstrip())
+
+
+def _number(value: Any) -> float | None:
+    """A finite number as a float; None for anything else."""
+    if isinstance(value, (bool, np.bool_, str, bytes)):
+        return None
+    try:
+        number = float(value) if np.ndim(value) == 0 else math.nan
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def check_count(owner: str, name: str, value: Any, *, least: int = 1) -> None:

@@ -16,42 +16,54 @@ gives the same iterates.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedsgm.base.errors import SettingError
-from fedsgm.base.layout import Layout
-from fedsgm.base.structs import check_count, check_number, check_participants, static, struct
+from fedsgm.base.structs import aside, check_count, check_number, check_participants, replaced, static, struct
 from fedsgm.core import feedback
+from fedsgm.core.chain import Uplink, check_downlink, check_uplink
 from fedsgm.core.compression import Compressor, Identity, Message
-from fedsgm.core.problem import Measured, Task
+from fedsgm.core.feedback import Memory
 from fedsgm.core.rules import Direction, Hard, Rule
+from fedsgm.core.task import Flat, Measured
+
+if TYPE_CHECKING:
+    import optax
 
 
-@struct
-class Flat:
-    """A task that speaks of flat vectors."""
+class Algorithm(Protocol):
+    """What an engine asks of an algorithm.
 
-    task: Task
-    layout: Layout = static()
+    The server's state is the algorithm's own, but for its ``replica``: w, the model that every client holds. So is a
+    client's memory: any pytree.
+    """
 
-    def measure(self, w: jax.Array, data: Any, key: jax.Array, batch_size: int | None) -> tuple[Any, Any]:
-        return self.task.measure(self.layout.unflatten(w), data, key, batch_size=batch_size)
+    def cohort(self, clients: int) -> int:
+        """How many of so many clients take part in a round; a number that cannot be run is refused."""
+        ...
 
-    def direction(
-        self, w: jax.Array, direction: Direction, data: Any, kept: Any, key: jax.Array, batch_size: int | None
-    ) -> jax.Array:
-        step = self.task.direction(self.layout.unflatten(w), direction, data, kept, key, batch_size=batch_size)
-        return self.layout.flatten(step)
+    def init(self, task: Flat, w: Any) -> Any: ...
 
-    def evaluate(self, w: jax.Array, data: Any, key: jax.Array) -> Any:
-        return self.task.evaluate(self.layout.unflatten(w), data, key)
+    def init_memory(self, d: int) -> Any: ...
 
-    def project(self, project: Callable[[Any], Any] | None, w: jax.Array) -> jax.Array:
-        return w if project is None else self.layout.flatten(project(self.layout.unflatten(w)))
+    def sample(self, key: jax.Array, clients: int) -> jax.Array: ...
+
+    def measure(self, task: Flat, w: jax.Array, data: Any, key: jax.Array) -> tuple[Any, Any]: ...
+
+    def decide(self, task: Flat, server: Any, statistics: Any, key: jax.Array) -> tuple[Direction, Any, Measured]: ...
+
+    def report(self, server: Any) -> dict[str, jax.Array]:
+        """What of the server's state is recorded in every round, after it has decided."""
+        ...
+
+    def local_update(
+        self, task: Flat, w: jax.Array, direction: Direction, data: Any, kept: Any, memory: Any, key: jax.Array
+    ) -> tuple[Message, Any]: ...
+
+    def aggregate(self, task: Flat, server: Any, messages: Message, key: jax.Array) -> tuple[Any, Message]: ...
 
 
 @struct
@@ -59,12 +71,13 @@ class Server:
     """What the server carries from round to round.
 
     ``replica`` is w, the model that every client holds; ``model`` is x, the server's own, which differs from
-    it only where the downlink is compressed (None otherwise).
+    it only where the downlink is compressed (None otherwise). ``rule`` and ``optimizer`` have the states of these.
     """
 
     replica: jax.Array
     model: jax.Array | None
     rule: Any
+    optimizer: Any
 
 
 @struct
@@ -75,12 +88,15 @@ class FedSGM:
         step_size: eta, of the local steps and of the server's.
         local_steps: E.
         participants: m clients drawn each round; None is all of them.
-        rule: how violation becomes a direction, e.g. ``Hard()`` or ``Soft(beta=40.0)``.
+        rule: how violations become a direction, e.g. ``Hard()`` or ``Soft(beta=40.0)``.
         tolerance: epsilon, the slack on top of the user's bound before a round counts as violated.
-        uplink, downlink: compressors; error feedback is on wherever one is not ``Identity``.
+        uplink, downlink: compressors; error feedback is on wherever one is not ``Identity``. The uplink may be a
+            :func:`fedsgm.chain` of transforms that ends in a compressor.
         project: the projection onto X, from parameters to parameters (any ``optax.projections`` fits).
         batch_size: examples drawn for each local gradient; None is all of the client's.
         constraint_batch_size: examples drawn for each constraint query; None is all of the client's.
+        server: the optimizer that takes the server's step along the mean message, any of optax's, for instance
+            ``optax.adam(0.01)``; None is the paper's, a plain step of ``step_size``.
         promise: the guarantee that the settings were made for, by :meth:`from_theory`; of no effect on a run.
     """
 
@@ -89,12 +105,13 @@ class FedSGM:
     participants: int | None = static(default=None)
     rule: Rule = Hard()
     tolerance: float = 0.0
-    uplink: Compressor = static(default=Identity())
+    uplink: Uplink = static(default=Identity())
     downlink: Compressor = static(default=Identity())
     project: Callable[[Any], Any] | None = static(default=None)
     batch_size: int | None = static(default=None)
     constraint_batch_size: int | None = static(default=None)
-    promise: Any = None
+    server: optax.GradientTransformation | None = static(default=None)
+    promise: Any = aside(default=None)
 
     @classmethod
     def from_theory(cls, problem: Any, clients: Any, params: Any, *, rounds: int, **settings: Any) -> FedSGM:
@@ -118,54 +135,58 @@ class FedSGM:
         check_number("FedSGM", "step_size", self.step_size, above=0)
         check_number("FedSGM", "tolerance", self.tolerance, least=0)
         check_count("FedSGM", "local_steps", self.local_steps)
-        if isinstance(self.rule, (str, type)):  # JAX rebuilds structs with objects of its own
+        if isinstance(self.rule, type) or not hasattr(self.rule, "decide"):
             raise SettingError(f"FedSGM: rule={self.rule!r}, but it must be a rule, for instance Hard()")
-        for name in ("uplink", "downlink"):
-            value = getattr(self, name)
-            if isinstance(value, type) or not hasattr(value, "compress"):
-                raise SettingError(f"FedSGM: {name}={value!r}, but it must be a compressor, for instance TopK(0.1)")
+        check_uplink("FedSGM", self.uplink)
+        check_downlink("FedSGM", self.downlink)
         if self.project is not None and not callable(self.project):
             raise SettingError(f"FedSGM: project={self.project!r}, but it must be a function of the parameters")
+        if self.server is not None and not (hasattr(self.server, "init") and hasattr(self.server, "update")):
+            raise SettingError(f"FedSGM: server={self.server!r}, but it must be an optimizer, such as optax.adam(0.01)")
         for name in ("participants", "batch_size", "constraint_batch_size"):
             if getattr(self, name) is not None:
                 check_count("FedSGM", name, getattr(self, name))
 
-    def init(self, w: Any) -> Server:
-        """x_0 = w_0; no server model of its own where the downlink is not compressed."""
-        return Server(w, None if isinstance(self.downlink, Identity) else w, self.rule.init())
+    def cohort(self, clients: int) -> int:
+        """m."""
+        check_participants(self.participants, clients)
+        return clients if self.participants is None else self.participants
 
-    def init_memory(self, clients: int, d: int) -> np.ndarray | None:
-        """e_j = 0 for every client; none where the uplink is not compressed."""
-        return None if isinstance(self.uplink, Identity) else np.zeros((clients, d), np.float32)
+    def init(self, task: Flat, w: Any) -> Server:
+        """x_0 = w_0; no server model of its own where the downlink is not compressed."""
+        model = None if isinstance(self.downlink, Identity) else w
+        optimizer = None if self.server is None else self.server.init(w)
+        return Server(w, model, self.rule.init(len(task.task.bounds)), optimizer)
+
+    def init_memory(self, d: int) -> Memory:
+        """A client's: e_j = 0."""
+        return feedback.init(self.uplink, d)
 
     def sample(self, key: jax.Array, clients: int) -> jax.Array:
         """S_t: m distinct clients, uniformly, in ascending order (line 2)."""
-        check_participants(self.participants, clients)
-        if self.participants is None or self.participants == clients:
+        m = self.cohort(clients)
+        if m == clients:
             return jnp.arange(clients)
-        _, chosen = jax.lax.top_k(jax.random.uniform(key, (clients,)), self.participants)
+        _, chosen = jax.lax.top_k(jax.random.uniform(key, (clients,)), m)
         return jnp.sort(chosen)
 
     def measure(self, task: Flat, w: jax.Array, data: Any, key: jax.Array) -> tuple[Any, Any]:
         """Client: the statistics of its constraints at w_t (line 3), and what the task keeps for the update."""
         return task.measure(w, data, jax.random.fold_in(key, 0), self.constraint_batch_size)
 
-    def decide(self, task: Flat, rule: Any, statistics: Any, key: jax.Array) -> tuple[Direction, Any, Measured]:
-        """Server: the estimate of the constraint and the weights that follow from it (lines 4, 8-17)."""
+    def decide(self, task: Flat, server: Server, statistics: Any, key: jax.Array) -> tuple[Direction, Server, Measured]:
+        """Server: the estimate of the constraints and the weights that follow from it (lines 4, 8-17)."""
         measured = task.task.combine(statistics, self.tolerance, jax.random.fold_in(key, 0))
-        direction, rule = self.rule.decide(measured.violation, rule)
-        return Direction(direction.objective, direction.constraint, measured.guide), rule, measured
+        direction, rule = self.rule.decide(measured.violations, server.rule)
+        return replaced(direction, guide=measured.guide), replaced(server, rule=rule), measured
+
+    def report(self, server: Server) -> dict[str, jax.Array]:
+        """What the rule names of its state."""
+        return self.rule.report(server.rule)
 
     def local_update(
-        self,
-        task: Flat,
-        w: jax.Array,
-        direction: Direction,
-        data: Any,
-        kept: Any,
-        memory: jax.Array | None,
-        key: jax.Array,
-    ) -> tuple[Message, jax.Array | None]:
+        self, task: Flat, w: jax.Array, direction: Direction, data: Any, kept: Any, memory: Memory, key: jax.Array
+    ) -> tuple[Message, Memory]:
         """Client: E local steps from w_t, then the compressed sum of their directions (lines 6-27)."""
 
         def step(tau: jax.Array, total: jax.Array) -> jax.Array:
@@ -178,16 +199,24 @@ class FedSGM:
     def aggregate(self, task: Flat, server: Server, messages: Message, key: jax.Array) -> tuple[Server, Message]:
         """Server: one projected step along the mean message, and what is sent to all (lines 29-34, 38)."""
         d = server.replica.shape[-1]
-        mean = jnp.mean(jax.vmap(lambda message: self.uplink.decompress(message, d))(messages), axis=0)
-        current = server.replica if server.model is None else server.model
-        model = task.project(self.project, current - self.step_size * mean)
+        mean = jnp.mean(jax.vmap(lambda message: feedback.received(self.uplink, message, d))(messages), axis=0)
+        moved, optimizer = self._step(server, mean)
+        model = task.project(self.project, moved)
         broadcast = feedback.broadcast(self.downlink, server.replica, model, jax.random.fold_in(key, 1))
         replica = self.receive(server.replica, broadcast)
-        return Server(replica, None if server.model is None else model, server.rule), broadcast
+        return Server(replica, None if server.model is None else model, server.rule, optimizer), broadcast
+
+    def _step(self, server: Server, mean: jax.Array) -> tuple[jax.Array, Any]:
+        """x - eta * mean, or what the server's optimizer makes of the mean; and the optimizer's state."""
+        current = server.replica if server.model is None else server.model
+        if self.server is None:
+            return current - self.step_size * mean, None
+        step, state = self.server.update(mean, server.optimizer, current)
+        return current + step, state
 
     def receive(self, w: jax.Array, broadcast: Message) -> jax.Array:
         """Client: the next model (lines 35-36)."""
-        return feedback.follow(self.downlink, w, broadcast)
+        return feedback.follow(self.downlink, w, feedback.received(self.downlink, broadcast, w.shape[-1]))
 
 
 @struct

@@ -7,7 +7,7 @@ two things a client does, ``measure`` its constraints and give a ``direction`` f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,8 @@ from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import static, struct
 from fedsgm.core.quantities import Constraint, Mean, PerExample, Quantity, Statistic
 from fedsgm.core.rules import Direction
+from fedsgm.core.task import COLUMNS, Measured
 from fedsgm.data.clients import Clients
-
-RESERVED = (
-    *("objective", "estimate", "violation", "weight", "multiplier", "participants"),
-    *("bytes_up", "bytes_down", "answered", "evaluated", "seed", "round"),
-)
 
 
 @struct
@@ -46,48 +42,6 @@ class Examples:
         return Examples(jax.tree.map(lambda a: a[chosen], self.examples), weights, jnp.int32(size))
 
 
-class Measured(NamedTuple):
-    """What the server makes of the participants' statistics."""
-
-    violation: jax.Array
-    guide: Any
-    report: dict[str, jax.Array]
-    scale: Any = 1.0  # of the constraint that the violation is of; its gradient is in the constraint's own units
-
-
-class Task(Protocol):
-    """What the algorithm asks of a problem. ``params`` is the flat vector's pytree, ``data`` one client's."""
-
-    @property
-    def bounds(self) -> dict[str, float]: ...
-
-    def prepare(self, clients: Any, params: Any, *, owner: str = "client") -> Any: ...
-
-    def prepare_one(self, data: Any, params: Any) -> Any:
-        """One client's data, prepared where it is: what the functions below call ``data``."""
-        ...
-
-    def at(self, round: jax.Array) -> Task:
-        """The task in this round, for what changes from round to round by a schedule."""
-        ...
-
-    def measure(self, params: Any, data: Any, key: jax.Array, *, batch_size: int | None) -> tuple[Any, Any]: ...
-
-    def combine(self, statistics: Any, tolerance: Any, key: jax.Array) -> Measured: ...
-
-    def direction(
-        self, params: Any, direction: Direction, data: Any, kept: Any, key: jax.Array, *, batch_size: int | None
-    ) -> Any: ...
-
-    def inspect(self, before: Any, after: Any, kept: Any) -> dict[str, jax.Array]:
-        """More columns of the history: what there is to see of a round's step. ``kept`` is the participants'."""
-        ...
-
-    def evaluate(self, params: Any, data: Any, key: jax.Array) -> Any: ...
-
-    def summarise(self, evaluations: Any) -> tuple[dict[str, jax.Array], jax.Array]: ...
-
-
 FOLLOW = ("largest", "random", "sum")
 
 
@@ -97,7 +51,8 @@ class Problem:
 
     ``follow`` says which gradient a constraint step takes when there are several: that of the ``"largest"``
     violation, of a ``"random"`` one of the violated, or the ``"sum"`` of the violated. Where none is violated
-    (a soft rule mixes before that), it is the one nearest to its bound.
+    (a soft rule mixes before that), it is the one nearest to its bound. A rule that weighs each constraint by
+    itself, as :class:`PrimalDual` does, needs no such choice.
 
     >>> import fedsgm as fs
     >>> loss = lambda w, example: (w - example["a"]) ** 2
@@ -114,17 +69,20 @@ class Problem:
             raise SettingError(f"Problem: follow={self.follow!r}, but it must be one of {', '.join(FOLLOW)}")
         if callable(self.objective):
             object.__setattr__(self, "objective", Mean(self.objective))
-        if not isinstance(self.constraints, (list, tuple, Constraint)):
-            return  # JAX rebuilds structs with objects of its own
+        if not isinstance(self.objective, Mean):
+            raise SettingError(
+                f"Problem: objective={self.objective!r}, but it must be a function of (params, example), or its Mean"
+            )
         given = [self.constraints] if isinstance(self.constraints, Constraint) else self.constraints
+        if not isinstance(given, (list, tuple)):
+            raise SettingError("Problem: constraints must be a list of constraints, each quantity <= bound")
         object.__setattr__(self, "constraints", tuple(given))
-        named = [c.name for c in self.constraints if isinstance(c, Constraint) and isinstance(c.quantity, Quantity)]
         for constraint in self.constraints:
-            if isinstance(constraint, (Quantity, bool, str)) or callable(constraint):
+            if not isinstance(constraint, Constraint) or not isinstance(constraint.quantity, Quantity):
                 raise SettingError("Problem: a constraint is quantity <= bound, for instance Mean(loss) <= 0.05")
-        for i, name in enumerate(named):
-            if name in RESERVED or name in named[:i]:
-                why = "is taken" if name in RESERVED else "is used twice"
+        for i, name in enumerate(self.names):
+            if name in COLUMNS or name in self.names[:i]:
+                why = "is taken" if name in COLUMNS else "is used twice"
                 raise SettingError(f"Problem: the constraint name {name!r} {why}; give another, Mean(..., name=...)")
 
     @property
@@ -136,6 +94,11 @@ class Problem:
         return {constraint.name: constraint.bound for constraint in self.constraints}
 
     @property
+    def inspects(self) -> tuple[str, ...]:
+        """Nothing more to see of a step."""
+        return ()
+
+    @property
     def quantities(self) -> tuple[Quantity, ...]:
         return (self.objective, *(constraint.quantity for constraint in self.constraints))
 
@@ -144,7 +107,9 @@ class Problem:
 
         Unless these are ``everybody``, what only all clients together must have is not asked of them.
         """
-        self._check(clients)
+        if not isinstance(clients, Clients):
+            kind = type(clients).__name__
+            raise SettingError(f"clients: a {kind}, but it must be Clients; use split(...) or Clients.from_list(...)")
         labels = ("the objective", *(f"the constraint {name!r}" for name in self.names))
         example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), clients.examples)
         present = np.arange(clients.longest) < clients.counts[:, None]
@@ -178,21 +143,6 @@ class Problem:
         """The same in every round."""
         return self
 
-    def _check(self, clients: Any) -> None:
-        """What the constructor must let pass, because JAX rebuilds structs with objects of its own."""
-        if not isinstance(clients, Clients):
-            kind = type(clients).__name__
-            raise SettingError(f"clients: a {kind}, but it must be Clients; use split(...) or Clients.from_list(...)")
-        if not isinstance(self.objective, Mean):
-            raise SettingError(
-                f"Problem: objective={self.objective!r}, but it must be a function of (params, example), or its Mean"
-            )
-        if not isinstance(self.constraints, tuple):
-            raise SettingError("Problem: constraints must be a list of constraints, each quantity <= bound")
-        for constraint in self.constraints:
-            if not isinstance(constraint, Constraint) or not isinstance(constraint.quantity, Quantity):
-                raise SettingError("Problem: a constraint is quantity <= bound, for instance Mean(loss) <= 0.05")
-
     def measure(
         self, params: Any, data: Examples, key: jax.Array, *, batch_size: int | None = None
     ) -> tuple[tuple[Any, ...], None]:
@@ -200,10 +150,9 @@ class Problem:
         return self._statistics(params, data.batch(batch_size, key), range(1, len(self.quantities))), None
 
     def combine(self, statistics: tuple[Any, ...], tolerance: Any, key: jax.Array) -> Measured:
-        """The participants' estimate of each constraint, the largest violation, and what clients follow."""
+        """The participants' estimate of each constraint, its violation, and what clients follow."""
         if not self.constraints:
-            none = jnp.float32(-jnp.inf)
-            return Measured(none, (jnp.zeros(0), ()), {"estimate": jnp.float32(jnp.nan)})
+            return Measured(jnp.zeros(0), (jnp.zeros(0), ()), {"estimate": jnp.float32(jnp.nan)})
         participants = jax.tree.leaves(statistics)[0].shape[0]
         quantities = self.quantities[1:]
         pooled = [q.pool(s) for q, s in zip(quantities, statistics, strict=True)]
@@ -214,7 +163,7 @@ class Problem:
         guides = tuple(q.guide(p, participants) for q, p in zip(quantities, pooled, strict=True))
         scales = jnp.array([c.scale for c in self.constraints], jnp.float32)
         guide = (self._active(violations, key), guides)
-        return Measured(violations[worst], guide, {"estimate": estimates[worst]}, scales[worst])
+        return Measured(violations, guide, {"estimate": estimates[worst]}, scales[worst])
 
     def direction(
         self,
@@ -229,7 +178,8 @@ class Problem:
         """The gradient of ``objective * f_j + constraint * g_j`` on the client's own data."""
         data = data.batch(batch_size, key)
         active, guides = direction.guide
-        scales = jnp.stack([direction.objective, *(direction.constraint * active)])
+        weights = direction.constraint if jnp.ndim(direction.constraint) else direction.constraint * active
+        scales = jnp.stack([direction.objective, *weights])
 
         def mixed(params: Any) -> jax.Array:
             statistics = self._statistics(params, data, range(len(self.quantities)))
@@ -239,7 +189,6 @@ class Problem:
         return jax.grad(mixed)(params)
 
     def inspect(self, before: Any, after: Any, kept: None) -> dict[str, jax.Array]:
-        """Nothing more to see."""
         return {}
 
     def evaluate(self, params: Any, data: Examples, key: jax.Array) -> tuple[Any, ...]:

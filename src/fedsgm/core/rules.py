@@ -1,7 +1,7 @@
-"""Switching rules: how much of the next step goes to the objective and how much to the constraint.
+"""Switching rules: how much of the next step goes to the objective and how much to the constraints.
 
-A rule sees one number, the violation ``max_i (g_i - c_i - tolerance) / scale_i``, which is positive
-when a constraint is violated, and answers with the weights of the two gradients.
+A rule sees the violation ``(g_i - c_i - tolerance) / scale_i`` of every constraint, positive where it is violated, and
+answers with the weights of the gradients. It may carry any pytree from round to round.
 """
 
 from __future__ import annotations
@@ -10,44 +10,71 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedsgm.base.structs import check_number, struct
 
 
 @struct
 class Direction:
-    """The weights of the two gradients, and what a client needs to form the constraint's.
+    """The weights of the gradients, and what a client needs to form the constraints'.
 
-    ``guide`` comes from the problem: which constraint is the active one.
+    ``constraint`` is one weight, of the gradient that the problem follows when there are several, or one for each
+    constraint. ``guide`` comes from the problem: which constraint is the active one.
     """
 
     objective: jax.Array
     constraint: jax.Array
     guide: Any = None
 
+    @property
+    def weight(self) -> jax.Array:
+        """Of all constraints together."""
+        return jnp.sum(self.constraint)
+
 
 class Rule(Protocol):
-    """``init`` gives the rule's state, ``decide`` one round's direction and the next state."""
+    """How violations become a direction."""
 
-    def init(self) -> Any: ...
+    def init(self, constraints: int) -> Any:
+        """The state before the first round, for so many constraints."""
+        ...
 
-    def decide(self, violation: jax.Array, state: Any) -> tuple[Direction, Any]: ...
+    def decide(self, violations: jax.Array, state: Any) -> tuple[Direction, Any]:
+        """One round's direction, and the next state."""
+        ...
+
+    def report(self, state: Any) -> dict[str, jax.Array]:
+        """What of the state is recorded in every round, by the name of its column."""
+        ...
+
+
+def largest(violations: jax.Array) -> jax.Array:
+    """The violation that most rules go by; minus infinity where there is no constraint."""
+    return jnp.max(violations, initial=-jnp.inf)
+
+
+class _Stateless:
+    """What the rules share that carry nothing."""
+
+    def init(self, constraints: int) -> None:
+        return None
+
+    def report(self, state: None) -> dict[str, jax.Array]:
+        return {}
 
 
 @struct
-class Hard:
+class Hard(_Stateless):
     """All to the objective while the estimate is within the bound, all to the constraint otherwise."""
 
-    def init(self) -> None:
-        return None
-
-    def decide(self, violation: jax.Array, state: None) -> tuple[Direction, None]:
-        weight = jnp.float32(violation > 0)
+    def decide(self, violations: jax.Array, state: None) -> tuple[Direction, None]:
+        weight = jnp.float32(largest(violations) > 0)
         return Direction(1 - weight, weight), state
 
 
 @struct
-class Soft:
+class Soft(_Stateless):
     """The trimmed hinge: weights ``(1 - s, s)`` with ``s = clip(1 + beta * violation, 0, ceiling)``.
 
     It begins to mix the constraint in at ``1/beta`` below the bound. Theory asks for
@@ -64,16 +91,13 @@ class Soft:
         check_number("Soft", "beta", self.beta, above=0)
         check_number("Soft", "ceiling", self.ceiling, above=0, most=1)
 
-    def init(self) -> None:
-        return None
-
-    def decide(self, violation: jax.Array, state: None) -> tuple[Direction, None]:
-        weight = jnp.clip(1 + self.beta * violation, 0, self.ceiling)
+    def decide(self, violations: jax.Array, state: None) -> tuple[Direction, None]:
+        weight = jnp.clip(1 + self.beta * largest(violations), 0, self.ceiling)
         return Direction(1 - weight, weight), state
 
 
 @struct
-class Penalty:
+class Penalty(_Stateless):
     """Penalty FedAvg: the objective always, plus ``rho`` times the constraint while it is violated."""
 
     rho: float
@@ -81,20 +105,17 @@ class Penalty:
     def __post_init__(self) -> None:
         check_number("Penalty", "rho", self.rho, least=0)
 
-    def init(self) -> None:
-        return None
-
-    def decide(self, violation: jax.Array, state: None) -> tuple[Direction, None]:
-        return Direction(jnp.float32(1), self.rho * jnp.float32(violation > 0)), state
+    def decide(self, violations: jax.Array, state: None) -> tuple[Direction, None]:
+        return Direction(jnp.float32(1), self.rho * jnp.float32(largest(violations) > 0)), state
 
 
 @struct
 class PrimalDual:
-    """A multiplier on the server, raised by ``step * violation`` each round and kept at zero or above.
+    """A multiplier for each constraint, raised by ``step * violation`` each round and kept at zero or above.
 
-    With ``augment`` above zero it is the augmented Lagrangian: the constraint's weight is the multiplier plus
-    ``augment`` times the violation, which damps the multiplier's swings. A round that cannot tell the violation leaves
-    the multiplier as it is.
+    With ``augment`` above zero it is the augmented Lagrangian: a constraint's weight is its multiplier plus ``augment``
+    times its violation, which damps the multipliers' swings. A round that cannot tell a violation leaves that
+    multiplier as it is.
     """
 
     step: float
@@ -104,21 +125,22 @@ class PrimalDual:
         check_number("PrimalDual", "step", self.step, above=0)
         check_number("PrimalDual", "augment", self.augment, least=0)
 
-    def init(self) -> float:
-        return 0.0
+    def init(self, constraints: int) -> np.ndarray:
+        return np.zeros(constraints, np.float32)
 
-    def decide(self, violation: jax.Array, state: jax.Array) -> tuple[Direction, jax.Array]:
-        known = jnp.where(jnp.isfinite(violation), violation, 0)
-        multiplier = jnp.maximum(0, state + self.step * known)
-        return Direction(jnp.float32(1), jnp.maximum(0, multiplier + self.augment * known)), multiplier
+    def decide(self, violations: jax.Array, state: jax.Array) -> tuple[Direction, jax.Array]:
+        known = jnp.where(jnp.isfinite(violations), violations, 0)
+        multipliers = jnp.maximum(0, state + self.step * known)
+        return Direction(jnp.float32(1), jnp.maximum(0, multipliers + self.augment * known)), multipliers
+
+    def report(self, state: jax.Array) -> dict[str, jax.Array]:
+        """``multiplier``: a number where there is one constraint, else one for each in the problem's order."""
+        return {"multiplier": jnp.squeeze(state)} if state.size else {}
 
 
 @struct
-class Unconstrained:
-    """Plain FedAvg: the constraint is measured and recorded, never used."""
+class Unconstrained(_Stateless):
+    """Plain FedAvg: the constraints are measured and recorded, never used."""
 
-    def init(self) -> None:
-        return None
-
-    def decide(self, violation: jax.Array, state: None) -> tuple[Direction, None]:
+    def decide(self, violations: jax.Array, state: None) -> tuple[Direction, None]:
         return Direction(jnp.float32(1), jnp.float32(0)), state

@@ -55,7 +55,7 @@ class Saved:
 def dump(saved: Saved) -> bytes:
     """What a checkpoint file holds, as bytes."""
     metadata = {"round": str(saved.round), "settings": json.dumps(saved.settings, sort_keys=True)}
-    block = safetensors.numpy.save({k: np.ascontiguousarray(v) for k, v in saved.arrays.items()}, metadata)
+    block = safetensors.numpy.save({k: np.asarray(v, order="C") for k, v in saved.arrays.items()}, metadata)
     return _MAGIC % VERSION + hashlib.sha256(block).digest() + block
 
 
@@ -131,6 +131,17 @@ def resume(checkpoint: Checkpoint, fingerprint: dict[str, Any], rounds: int) -> 
             f"the checkpoint in {directory} is of round {saved.round}, but this run has {rounds} rounds"
         )
     return saved
+
+
+def pack(name: str, tree: Any) -> dict[str, np.ndarray]:
+    """A pytree as named arrays."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {name + jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def unpack(name: str, arrays: dict[str, np.ndarray], like: Any) -> Any:
+    """What :func:`pack` packed, of the form of ``like``."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: arrays[name + jax.tree_util.keystr(path)], like)
 
 
 def digest(tree: Any) -> str:

@@ -23,15 +23,16 @@ NOT_FINITE = "a NaN or an infinite value"
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """To ``measure`` and ``evaluate``: statistics of the constraints, and of all quantities at each model asked."""
+    """Statistics of the constraints, of all quantities at each model asked, and what was seen of the last step."""
 
     statistics: Any
     evaluations: Any
+    inspected: Any
 
     @classmethod
-    def read(cls, content: bytes, kind: Kind, models: int) -> Report:
+    def read(cls, content: bytes, kind: Kind, models: int, columns: Sequence[str]) -> Report:
         tree = unpack(content)
-        if not isinstance(tree, tuple) or len(tree) != 2:
+        if not isinstance(tree, tuple) or len(tree) != 3:
             raise FrameError(WRONG_SHAPE)
         if kind & Kind.MEASURE and tree[0] is None:
             raise FrameError(WRONG_SHAPE)
@@ -39,14 +40,25 @@ class Report:
             raise FrameError(WRONG_SHAPE)
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)):
             raise FrameError(NOT_FINITE)
-        return cls(tree[0] if kind & Kind.MEASURE else None, tree[1] if kind & Kind.EVALUATE else None)
+        inspected = tree[2] if kind & Kind.INSPECT else None
+        if inspected is not None and not _are_numbers(inspected, columns):
+            raise FrameError(WRONG_SHAPE)
+        return cls(tree[0] if kind & Kind.MEASURE else None, tree[1] if kind & Kind.EVALUATE else None, inspected)
+
+
+def _are_numbers(inspected: Any, columns: Sequence[str]) -> bool:
+    """Whether these are the columns, a number each."""
+    if not isinstance(inspected, dict) or inspected.keys() != set(columns):
+        return False
+    return all(isinstance(value, np.ndarray) and value.shape == () for value in inspected.values())
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """To ``update``: the message, and the length of the vector that it stands for."""
+    """To ``update``: the message, its bytes, and the length of the vector that it stands for."""
 
     message: Message
+    size: int
     norm: float
 
     @classmethod
@@ -56,7 +68,7 @@ class Update:
         norm = float(np.linalg.norm(program.dense(message, uplink).astype(np.float64)))
         if not np.isfinite(norm):
             raise FrameError(NOT_FINITE)
-        return cls(message, norm)
+        return cls(message, len(content), norm)
 
 
 class Forms:

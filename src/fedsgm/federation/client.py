@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
+from fedsgm.core import feedback
 from fedsgm.core.compression import Identity
 from fedsgm.core.rules import Direction
 from fedsgm.federation.program import At, Program
@@ -36,9 +38,11 @@ class Client:
     def __init__(self, program: Program, data: Any, state_dir: str | Path) -> None:
         self.program = program
         self.data = program.prepare(data)
-        self.store = Store(Path(state_dir))
+        self.store = Store(Path(state_dir), program.algorithm.init_memory(program.size))
         self.state = self.store.read()
-        self._kept: tuple[Any, Any] = (None, None)
+        self._measured: tuple[int, int] | None = None  # run and version
+        self._keeps: Any = None  # of that measurement, for the update that follows
+        self._before: tuple[State, Any] | None = None  # the state before the step that is inspected, and what it kept
         self._busy = threading.Lock()
 
     def answer(self, request: bytes) -> bytes:
@@ -49,6 +53,7 @@ class Client:
             try:
                 asked = Request.decode(request)
                 run = asked.run
+                self._look_back(asked)
                 self.state = self._follow(asked)
                 kind, content = Kind.ANSWER, self._work(asked, self.state)
             except _BehindError:
@@ -59,6 +64,12 @@ class Client:
             version, replica = (self.state.version, self.state.checksum) if self.state and mine else (NOTHING, 0)
             seconds = time.perf_counter() - began
             return Reply(kind, checksum_of(request), version, replica, seconds, content).encode()
+
+    def _look_back(self, asked: Request) -> None:
+        """Keep the state before the step that is asked about, as long as it is here."""
+        state = self.state
+        if asked.kind & Kind.INSPECT and state and (state.run, state.version) == (asked.run, asked.round - 1):
+            self._before = (state, self._kept(state))
 
     def _follow(self, asked: Request) -> State:
         """The state with the model of the request's round; requests that a newer one has overtaken are refused."""
@@ -96,9 +107,8 @@ class Client:
             raise FrameError("the client runs another program than the server; start both with the same settings")
         message = self.program.decode(asked.model[0][WELCOME.size :], Identity())
         if state is None or state.run != asked.run:
-            memory = self.program.algorithm.init_memory(1, self.program.size)
-            nothing = None if memory is None else memory[0]
-            return State(asked.run, asked.attempt, seed, client, asked.round, message.values, nothing)
+            memory = self.program.algorithm.init_memory(self.program.size)
+            return State(asked.run, asked.attempt, seed, client, asked.round, message.values, memory)
         return dataclasses.replace(
             state, attempt=asked.attempt, client=client, version=asked.round, replica=message.values
         )
@@ -106,19 +116,30 @@ class Client:
     def _work(self, asked: Request, state: State) -> bytes:
         if asked.kind == Kind.UPDATE:
             return self._update(asked, state)
-        statistics = evaluations = None
+        statistics = evaluations = inspected = None
+        if asked.kind & Kind.INSPECT and self._before is not None:
+            before, kept = self._before
+            if (before.run, before.version) == (state.run, state.version - 1):
+                at = At.of(state.seed, before.version, state.client)
+                inspected = self.program.inspect(before.replica, state.replica, kept, at)
         if asked.kind & Kind.MEASURE:
-            statistics = self._measure(state)[0]
+            statistics = self._measure(state)
         if asked.kind & Kind.EVALUATE:
             more = np.frombuffer(asked.payload, np.float32).reshape(-1, self.program.size)
             evaluations = tuple(self.program.evaluate(w, self.data) for w in (state.replica, *more))
-        return pack((statistics, evaluations))
+        return pack((statistics, evaluations, inspected))
 
-    def _measure(self, state: State) -> tuple[Any, Any]:
+    def _measure(self, state: State) -> Any:
         at = At.of(state.seed, state.version, state.client)
-        statistics, kept = self.program.measure(state.replica, self.data, at)
-        self._kept = ((state.run, state.version), kept)
-        return statistics, kept
+        statistics, self._keeps = self.program.measure(state.replica, self.data, at)
+        self._measured = (state.run, state.version)
+        return statistics
+
+    def _kept(self, state: State) -> Any:
+        """What the task kept of its measurement at this model, which is made again if it was another process's."""
+        if self._measured != (state.run, state.version):
+            self._measure(state)
+        return self._keeps
 
     def _update(self, asked: Request, state: State) -> bytes:
         """The message of this round: the one that was made already, or a new one, on disk before it is sent."""
@@ -127,15 +148,12 @@ class Client:
             if (state.sent.round, state.sent.made_of) == (asked.round, made_of):
                 return state.sent.message
             memory = self._settled(state, state.sent, asked)
-        name, kept = self._kept
-        if name != (state.run, state.version):  # the measurement was another process's
-            kept = self._measure(state)[1]
+        kept = self._kept(state)
         direction = Direction(*unpack(asked.payload))
         at = At.of(state.seed, asked.round, state.client)
         message, after = self.program.local_update(state.replica, direction, self.data, kept, memory, at)
-        if not np.isfinite(self.program.dense(message, self.program.algorithm.uplink)).all() or not (
-            after is None or np.isfinite(after).all()
-        ):
+        vector = self.program.dense(message, self.program.algorithm.uplink)
+        if not all(np.isfinite(leaf).all() for leaf in (vector, *jax.tree.leaves(after))):
             raise FrameError("the update has a NaN or an infinite entry")
         sent = Sent(asked.round, made_of, self.program.encode(message), memory)
         new = dataclasses.replace(state, memory=after, sent=sent)
@@ -143,15 +161,15 @@ class Client:
         self.state = new
         return sent.message
 
-    def _settled(self, state: State, sent: Sent, asked: Request) -> np.ndarray | None:
+    def _settled(self, state: State, sent: Sent, asked: Request) -> Any:
         """The memory, now that the server says whether it used the last message.
 
         If it did not, the message goes back into the memory. If the server does that very round again, because it was
         stopped before it could use the message, the update is undone: the round's new one takes its place.
         """
-        if state.memory is None or asked.used == sent.round:
+        if asked.used == sent.round:
             return state.memory
         if sent.round >= asked.round:
             return sent.before
         uplink = self.program.algorithm.uplink
-        return state.memory + self.program.dense(self.program.decode(sent.message, uplink), uplink)
+        return feedback.take_back(state.memory, self.program.dense(self.program.decode(sent.message, uplink), uplink))

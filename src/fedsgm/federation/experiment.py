@@ -12,7 +12,7 @@ from typing import Any
 
 from fedsgm.base.errors import SettingError
 from fedsgm.core.algorithm import FedSGM
-from fedsgm.core.problem import Task
+from fedsgm.core.task import Task
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.core import wire
+from fedsgm.core.chain import compressor_of
 from fedsgm.data.clients import Clients
 from fedsgm.federation.client import Client
 from fedsgm.federation.program import Program
@@ -198,10 +199,11 @@ def _forged(program: Program, kind: Kind, data: bytes, fault: Fault) -> bytes:
     if fault == Fault.OTHER_VERSION:
         return dataclasses.replace(reply, version=reply.version + 1).encode()
     if fault == Fault.WRONG_SHAPE:
-        content = pack(({"a": np.zeros(3)}, (np.zeros(2),)))
+        content = pack(({"a": np.zeros(3)}, (np.zeros(2),), None))
         if kind == Kind.UPDATE:
             longer = jnp.zeros(2 * program.size)
-            content = wire.encode(program.algorithm.uplink.compress(longer, jax.random.key(0)), len(longer))
+            compressor = compressor_of(program.algorithm.uplink)
+            content = wire.encode(compressor.compress(longer, jax.random.key(0)), len(longer))
         return dataclasses.replace(reply, content=content).encode()
     factor = np.float32(np.nan if fault == Fault.NAN else 1e6)
     if kind == Kind.UPDATE:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsgm.core.compression import Dense, Message
+from fedsgm.core.compression import Dense
 from fedsgm.federation.client import WELCOME
 from fedsgm.federation.program import Program
 from fedsgm.federation.protocol import NOTHING, WHOLE
@@ -33,9 +33,8 @@ class Followed:
         vector: Any = self.replica
         return self.program.encode(Dense(vector))
 
-    def after(self, broadcast: Message) -> Followed:
-        """The next version, made from the very bytes that the clients will get."""
-        data = self.program.encode(broadcast)
+    def after(self, data: bytes) -> Followed:
+        """The next version, made from the very bytes of the broadcast that the clients will get."""
         replica = self.program.receive(self.replica, self.program.decode(data, self.program.algorithm.downlink))
         recent = [*self.recent, data]
         while sum(map(len, recent)) >= self.replica.nbytes or len(recent) >= WHOLE:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Set
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from fedsgm.federation.accounts import Account
 from fedsgm.federation.answers import Reasons
 from fedsgm.federation.model import Followed
 from fedsgm.federation.protocol import (
@@ -23,6 +23,30 @@ from fedsgm.federation.protocol import (
 )
 
 T = TypeVar("T")
+_REASONS = 20  # of being left out that are told apart for one client
+
+
+@dataclasses.dataclass
+class Account:
+    """One client's. ``held`` is the version of the model that it has, ``used`` the round of its last used message."""
+
+    name: str
+    held: int = NOTHING
+    used: int = NOTHING
+    answered: int = 0
+    left_out: dict[str, int] = dataclasses.field(default_factory=dict)
+    frames_up: int = 0
+    frames_down: int = 0
+    seconds: float = 0.0
+
+    def leave_out(self, reason: str) -> None:
+        if reason not in self.left_out and len(self.left_out) >= _REASONS:
+            reason = "other reasons"
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
+
+    def row(self) -> dict[str, Any]:
+        """What a person wants to see of it."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in ("held", "used")}
 
 
 class _BehindError(Exception):
@@ -104,8 +128,8 @@ class Panel:
 
     def _count(self, account: Account, request: bytes, reply: bytes | Failure) -> None:
         size = 0 if isinstance(reply, Failure) else len(reply)
-        account.bytes_down += len(request)
-        account.bytes_up += size
+        account.frames_down += len(request)
+        account.frames_up += size
         self.down += len(request)
         self.up += size
 

@@ -12,7 +12,6 @@ import functools
 import json
 import re
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,12 +22,13 @@ from fedsgm.base.cache import use_compilation_cache
 from fedsgm.base.describe import describe
 from fedsgm.base.errors import WireError
 from fedsgm.base.layout import Layout
-from fedsgm.base.structs import struct
-from fedsgm.core import wire
-from fedsgm.core.algorithm import FedSGM, Flat, RoundKeys, Server
-from fedsgm.core.compression import Compressor, Identity, Message
-from fedsgm.core.problem import Measured, Task
+from fedsgm.base.structs import as_float32, struct
+from fedsgm.core import feedback, wire
+from fedsgm.core.algorithm import FedSGM, RoundKeys
+from fedsgm.core.chain import Uplink, compressor_of
+from fedsgm.core.compression import Message
 from fedsgm.core.rules import Direction
+from fedsgm.core.task import Flat, Measured, Task
 from fedsgm.federation.protocol import VERSION, FrameError
 
 
@@ -65,9 +65,8 @@ class Program:
     def of(cls, algorithm: FedSGM, problem: Task, params: Any) -> Program:
         """The program of these settings; ``params`` are the run's starting parameters, on the client their like."""
         use_compilation_cache()
-        plain = dataclasses.replace(algorithm, promise=None)
-        traced, task = jax.tree.map(np.float32, (plain, problem))  # 1 and 1.0 are the same program
-        return cls(traced, Flat(task, Layout.of(params)), params)
+        traced, task = as_float32((algorithm, Flat(problem, Layout.of(params))))
+        return cls(traced, task, params)
 
     @property
     def size(self) -> int:
@@ -99,23 +98,28 @@ class Program:
         statistics, kept = _measure(self.algorithm, self.task, w, data, at)
         return _numpy(statistics), kept
 
-    def decide(self, rule: Any, statistics: list[Any], at: At) -> tuple[Direction, Any, Measured]:
-        return _numpy(_decide(self.algorithm, self.task, rule, _stacked(statistics), at))
+    def decide(self, server: Any, statistics: list[Any], at: At) -> tuple[Direction, Any, Measured]:
+        return _numpy(_decide(self.algorithm, self.task, server, _stacked(statistics), at))
+
+    def report(self, server: Any) -> dict[str, np.ndarray]:
+        return _numpy(self.algorithm.report(server))
 
     def local_update(
         self, w: np.ndarray, direction: Direction, data: Any, kept: Any, memory: Any, at: At
     ) -> tuple[Message, Any]:
         return _numpy(_local_update(self.algorithm, self.task, w, direction, data, kept, memory, at))
 
-    def aggregate(self, server: Server, messages: list[Message], at: At) -> tuple[Server, Message]:
+    def aggregate(self, server: Any, messages: list[Message], at: At) -> tuple[Any, Message]:
         return _numpy(_aggregate(self.algorithm, self.task, server, _stacked(messages), at))
 
     def receive(self, w: np.ndarray, broadcast: Message) -> np.ndarray:
         """``algorithm.receive`` in two parts: as one program, products and sums could be fused, and the last bit of a
         client's model be another than that of the server's on another machine."""
         downlink = self.algorithm.downlink
-        received = self.dense(broadcast, downlink)
-        return received if isinstance(downlink, Identity) else w + received
+        return feedback.follow(downlink, w, self.dense(broadcast, downlink))
+
+    def inspect(self, before: np.ndarray, after: np.ndarray, kept: Any, at: At) -> dict[str, np.ndarray]:
+        return _numpy(_inspect(self.task, before, after, kept, at))
 
     def evaluate(self, w: np.ndarray, data: Any) -> Any:
         return _numpy(_evaluate(self.task, w, data))
@@ -125,8 +129,8 @@ class Program:
 
     def can_decide(self, statistics: Any) -> bool:
         """Whether one client's statistics are of a form that :meth:`decide` takes."""
-        rule = self.algorithm.rule.init()
-        return _scalars(_decide, self.algorithm, self.task, rule, _stacked([statistics]), At.of(0, 0), of=_seen)
+        server = self.algorithm.init(self.task, self.start)
+        return _scalars(_seen, self.algorithm, self.task, server, _stacked([statistics]), At.of(0, 0))
 
     def can_summarise(self, evaluation: Any) -> bool:
         return _scalars(_summarise, self.task, _stacked([evaluation]))
@@ -134,13 +138,13 @@ class Program:
     def encode(self, message: Message) -> bytes:
         return wire.encode(message, self.size)
 
-    def decode(self, data: bytes, compressor: Any) -> Message:
-        """A message that this compressor can have made, or :class:`FrameError`."""
+    def decode(self, data: bytes, link: Any) -> Message:
+        """A message that this link can have made, or :class:`FrameError`."""
         try:
             message = wire.decode(data, self.size)
         except WireError as error:
             raise FrameError(str(error)) from None
-        like = _like(compressor, self.size)
+        like = _like(link, self.size)
         forms: Any = [jax.tree.structure(tree) for tree in (message, like)]
         if forms[0] != forms[1]:
             raise FrameError("the message has a wrong shape")
@@ -150,29 +154,30 @@ class Program:
                 raise FrameError("the message has a wrong shape")
         return message
 
-    def dense(self, message: Message, compressor: Compressor) -> np.ndarray:
+    def dense(self, message: Message, link: Uplink) -> np.ndarray:
         """The vector that a message stands for."""
-        return np.asarray(_dense(compressor, message, self.size))
+        return np.asarray(_dense(link, message, self.size))
 
 
 @functools.cache
-def _like(compressor: Any, d: int) -> Message:
-    """The shapes of a compressor's message."""
+def _like(link: Any, d: int) -> Message:
+    """The shapes of a link's message."""
     vector = jax.ShapeDtypeStruct((d,), np.float32)
-    return jax.eval_shape(compressor.compress, vector, jax.eval_shape(lambda: jax.random.key(0)))
+    return jax.eval_shape(compressor_of(link).compress, vector, jax.eval_shape(lambda: jax.random.key(0)))
 
 
-def _scalars(function: Any, *arguments: Any, of: Callable[[Any], Any] = lambda made: made) -> bool:
+def _scalars(function: Any, *arguments: Any) -> bool:
     """Whether the function takes these arguments and makes numbers of them."""
     try:
-        made = of(jax.eval_shape(function, *arguments))
+        made = jax.eval_shape(function, *arguments)
     except Exception:  # the user's functions, on what a client sent
         return False
     return all(leaf.shape == () for leaf in jax.tree.leaves(made))
 
 
-def _seen(decided: tuple[Direction, Any, Measured]) -> Any:
-    return decided[2].violation, decided[2].report
+def _seen(algorithm: FedSGM, task: Flat, server: Any, statistics: Any, at: At) -> Any:
+    measured = _decide(algorithm, task, server, statistics, at)[2]
+    return measured.violation, measured.report
 
 
 def _stacked(trees: list[Any]) -> Any:
@@ -191,29 +196,34 @@ def _sample(algorithm: FedSGM, at: At, clients: int, again: int) -> jax.Array:
 
 @jax.jit
 def _measure(algorithm: FedSGM, task: Flat, w: jax.Array, data: Any, at: At) -> tuple[Any, Any]:
-    return algorithm.measure(_now(task, at), w, data, at.key)
+    return algorithm.measure(task.at(at.round), w, data, at.key)
 
 
 @jax.jit
-def _decide(algorithm: FedSGM, task: Flat, rule: Any, statistics: Any, at: At) -> Any:
-    return algorithm.decide(_now(task, at), rule, statistics, at.keys.server)
+def _decide(algorithm: FedSGM, task: Flat, server: Any, statistics: Any, at: At) -> Any:
+    return algorithm.decide(task.at(at.round), server, statistics, at.keys.server)
 
 
 @jax.jit
 def _local_update(
     algorithm: FedSGM, task: Flat, w: jax.Array, direction: Direction, data: Any, kept: Any, memory: Any, at: At
 ) -> tuple[Message, Any]:
-    return algorithm.local_update(_now(task, at), w, direction, data, kept, memory, at.key)
+    return algorithm.local_update(task.at(at.round), w, direction, data, kept, memory, at.key)
 
 
 @jax.jit
-def _aggregate(algorithm: FedSGM, task: Flat, server: Server, messages: Message, at: At) -> tuple[Server, Message]:
-    return algorithm.aggregate(_now(task, at), server, messages, at.keys.server)
+def _aggregate(algorithm: FedSGM, task: Flat, server: Any, messages: Message, at: At) -> tuple[Any, Message]:
+    return algorithm.aggregate(task.at(at.round), server, messages, at.keys.server)
 
 
 @jax.jit
 def _evaluate(task: Flat, w: jax.Array, data: Any) -> Any:
-    return task.evaluate(w, data, jax.random.key(0))
+    return task.evaluate(w, data)
+
+
+@jax.jit
+def _inspect(task: Flat, before: jax.Array, after: jax.Array, kept: Any, at: At) -> dict[str, jax.Array]:
+    return task.at(at.round).inspect(before, after, kept)
 
 
 @jax.jit
@@ -222,9 +232,5 @@ def _summarise(task: Flat, evaluations: Any) -> tuple[dict[str, jax.Array], jax.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def _dense(compressor: Compressor, message: Message, d: int) -> jax.Array:
-    return compressor.decompress(message, d)
-
-
-def _now(task: Flat, at: At) -> Flat:
-    return Flat(task.task.at(at.round), task.layout)
+def _dense(link: Uplink, message: Message, d: int) -> jax.Array:
+    return feedback.received(link, message, d)

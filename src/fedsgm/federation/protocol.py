@@ -47,16 +47,19 @@ def told(error: Exception) -> bytes:
     return text.encode(errors="replace")[:LONGEST]
 
 
-class Kind(enum.IntEnum):
-    """What is asked, and what kind of answer came."""
+class Kind(enum.IntFlag):
+    """What is asked, and what kind of answer came. The first three may be asked at once."""
 
-    MEASURE = 1
-    EVALUATE = 2
-    MEASURE_AND_EVALUATE = 3
-    UPDATE = 4
+    MEASURE = 1  # statistics of the constraints
+    EVALUATE = 2  # statistics of all quantities
+    INSPECT = 4  # what there is to see of the step that led to this model
+    UPDATE = 8
     ANSWER = 16
-    BEHIND = 17  # the client does not hold the version that the request builds on
-    ERROR = 18
+    BEHIND = 32  # the client does not hold the version that the request builds on
+    ERROR = 64
+
+
+_KINDS = {*range(1, 8), Kind.UPDATE, Kind.ANSWER, Kind.BEHIND, Kind.ERROR}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +159,7 @@ def _open(data: bytes, header: struct.Struct) -> tuple[tuple[Any, ...], bytes]:
     _, version, kind, *fields = header.unpack_from(data)
     if version != VERSION:
         raise FrameError(f"the frame has format {version}, this fedsgm speaks format {VERSION}; use the same fedsgm")
-    if kind not in set(Kind):
+    if kind not in _KINDS:
         raise FrameError(f"the frame is of an unknown kind, {kind}")
     return (Kind(kind), *fields), data[header.size : -_CHECKSUM.size]
 

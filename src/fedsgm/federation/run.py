@@ -6,7 +6,7 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,62 @@ import jax
 import numpy as np
 
 from fedsgm.base.errors import FederationError, FedSGMError
-from fedsgm.core.algorithm import Server
+from fedsgm.base.structs import as_float32, replaced
 from fedsgm.core.rules import Direction
 from fedsgm.engines import checkpoint as checkpoints
+from fedsgm.engines import recording
 from fedsgm.engines.checkpoint import Checkpoint, Saved
-from fedsgm.federation.accounts import Account
+from fedsgm.engines.journal import Journal
+from fedsgm.engines.recording import Found
 from fedsgm.federation.answers import NOT_FINITE, WRONG_SHAPE, Forms, Reasons, Report, Update, absurd
 from fedsgm.federation.model import Followed
-from fedsgm.federation.panel import Panel
+from fedsgm.federation.panel import Account, Panel
 from fedsgm.federation.program import At, Program
 from fedsgm.federation.protocol import Kind, Transport, pack
 
 TRIES = 5  # of a round, until enough have answered
 
 log = logging.getLogger(__name__)
+
+
+class _Beside:
+    """What rides on the exchanges of a round: true values that are not known yet, and looks back at the last step."""
+
+    def __init__(self, evaluate: Iterable[int], inspect: Iterable[int]) -> None:
+        self.missing = {Kind.EVALUATE: set(evaluate), Kind.INSPECT: set(inspect)}
+        self.evaluations: dict[int, Any] = {}
+        self.inspected: dict[int, Any] = {}
+
+    def kinds(self, who: Collection[int]) -> dict[int, Kind]:
+        """What to ask of whom, besides the measurements of the participants."""
+        asked = dict.fromkeys(who, Kind.MEASURE)
+        for kind, clients in self.missing.items():
+            asked |= {client: asked.get(client, Kind(0)) | kind for client in sorted(clients)}
+        return asked
+
+    def take(self, reports: Mapping[int, Report]) -> None:
+        """Keep what came back; nobody is asked for it again."""
+        evaluate, inspect = self.missing[Kind.EVALUATE], self.missing[Kind.INSPECT]
+        self.evaluations |= {client: reports[client].evaluations for client in evaluate & reports.keys()}
+        self.inspected |= {client: reports[client].inspected for client in inspect & reports.keys()}
+        evaluate -= reports.keys()
+        inspect -= reports.keys()
+
+    def mean(self) -> dict[str, np.float32]:
+        """Over those who saw the last step."""
+        seen = [self.inspected[client] for client in sorted(self.inspected) if self.inspected[client] is not None]
+        return {name: np.float32(np.mean([one[name] for one in seen])) for name in seen[0]} if seen else {}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tried:
+    """What one try of a round came to."""
+
+    who: list[int]
+    reasons: Reasons
+    statistics: Mapping[int, Any]  # of those who measured
+    decided: Any = None  # direction, server, what was measured
+    updates: Mapping[int, Update] = dataclasses.field(default_factory=dict)
 
 
 class Run:
@@ -47,17 +89,11 @@ class Run:
         self.program, self.seed, self.rounds = program, seed, rounds
         self.evaluate_every, self.min_participants = evaluate_every, min_participants
         self.panel = Panel(transport, seed, timeout, time.time_ns())
-        w = program.start
-        server = program.algorithm.init(w)
-        self.model = Followed(program, w)
-        self.own: Any = server.model
-        self.rule = jax.tree.map(np.float32, server.rule)
-        self.average, self.best = np.zeros_like(w), np.full_like(w, np.nan)
-        self.average_weight: Any = np.float32(0)
-        self.best_objective: Any = np.float32(np.inf)
-        self.best_evaluated = 0  # clients that its values are of
+        self.model = Followed(program, program.start)
+        self.server = as_float32(program.algorithm.init(program.task, program.start))
+        self.found = Found.start(program.start)
         self.usual = 0.0  # length of messages: the largest median of a round
-        self.history: dict[str, np.ndarray] = {}
+        self.history = Journal(rounds)
         self._forms = Forms(program)
         self._folder: Path | None = None
         self._settings: dict[str, Any] = {}
@@ -74,68 +110,67 @@ class Run:
     def step(self) -> None:
         """One round: measure, decide, update, aggregate. Once it is saved it counts, and clients hear of its model."""
         t, at = self.round, At.of(self.seed, self.round)
-        w: Any = self.model.replica
         self.panel.up = self.panel.down = 0
-        missing = set(self._everybody) if self._evaluates(t) else set()  # whose true values are not known yet
-        evaluations: dict[int, Any] = {}
+        beside = _Beside(self._everybody if self._evaluates(t) else (), self._witnesses())
         for again in range(TRIES):
-            who = self.program.sample(at, len(self.accounts), again)
-            kinds = dict.fromkeys(missing, Kind.EVALUATE)
-            kinds |= {c: Kind.MEASURE_AND_EVALUATE if c in missing else Kind.MEASURE for c in who}
-            reports, reasons = self._measure(kinds, who)
-            evaluations |= {c: reports[c].evaluations for c in missing & reports.keys()}
-            missing -= evaluations.keys()
-            measured = [client for client in who if client in reports]
-            updates: dict[int, Update] = {}
-            answered: Collection[int] = measured
-            if len(measured) >= self.min_participants:
-                statistics = [reports[client].statistics for client in measured]
-                direction, rule, seen = self.program.decide(self.rule, statistics, at)
-                updates, why = self._update(measured, direction)
-                answered, reasons = updates, reasons | why
-            self._leave_out([client for client in who if client not in answered], reasons)
-            if len(updates) >= self.min_participants:
+            tried = self._try(at, again, beside)
+            if len(tried.updates) >= self.min_participants:
                 break
             self.panel.attempt += 1  # another try may have another direction: what is late of this one must not count
             self.save()
         else:
-            raise self._too_few(who, reasons)
-        messages = [update.message for update in updates.values()]
-        server, broadcast = self.program.aggregate(Server(w, self.own, rule), messages, at)
+            raise self._too_few(tried.who, tried.reasons)
+        direction, server, measured = tried.decided
+        messages = [update.message for update in tried.updates.values()]
+        after, broadcast = self.program.aggregate(server, messages, at)
+        data = self.program.encode(broadcast)
 
-        if evaluations:
-            self._record_values(t - 1, self._forms.alike(evaluations))
-        for client in updates:
+        self._record_beside(t - 1, beside)
+        for client in tried.updates:
             self.accounts[client].used = t
             self.accounts[client].answered += 1
-        total = self.average_weight + direction.objective
-        share = direction.objective / (total if total > 0 else np.float32(1))
-        self.average, self.average_weight = self.average + share * (w - self.average), total
-        if len(who) > 1:  # who is always alone has nothing to be held against
-            self.usual = max(self.usual, float(np.median([update.norm for update in updates.values()])))
-        self.rule, self.own, self.model = rule, server.model, self.model.after(broadcast)
-        self._record(t, violation=seen.violation, weight=direction.constraint, **seen.report)
-        if rule is not None:
-            self._record(t, multiplier=rule)
-        self._record(t, participants=np.array(who, np.int32), answered=np.int32(len(updates)))
-        self._record(t, bytes_up=np.int64(self.panel.up), bytes_down=np.int64(self.panel.down))
+        if len(tried.who) > 1:  # who is always alone has nothing to be held against
+            self.usual = max(self.usual, float(np.median([update.norm for update in tried.updates.values()])))
+        self.found = _numpy(self.found.averaged(self.model.replica, direction.objective))
+        self.model = self.model.after(data)
+        self.server = replaced(after, replica=self.model.replica)
+        self._record(t, recording.row(measured, direction, self.program.report(server), np.array(tried.who, np.int32)))
+        sizes = [update.size for update in tried.updates.values()]
+        counted = recording.total_traffic(tried.statistics.values(), direction, sizes, len(data), len(self.accounts))
+        frames = {"frames_up": np.int64(self.panel.up), "frames_down": np.int64(self.panel.down)}
+        self._record(t, {"answered": np.int32(len(tried.updates))} | counted | frames)
         self.save()
+
+    def _try(self, at: At, again: int, beside: _Beside) -> _Tried:
+        """Ask the participants to measure, decide, and ask those who did for their updates."""
+        who = self.program.sample(at, len(self.accounts), again)
+        reports, reasons = self._measure(beside.kinds(who), who)
+        beside.take(reports)
+        tried = _Tried(who, reasons, {client: reports[client].statistics for client in who if client in reports})
+        answered: Collection[int] = tried.statistics
+        if len(tried.statistics) >= self.min_participants:
+            decided = self.program.decide(self.server, list(tried.statistics.values()), at)
+            updates, why = self._update(list(tried.statistics), decided[0])
+            tried = dataclasses.replace(tried, decided=decided, updates=updates, reasons=reasons | why)
+            answered = updates
+        self._leave_out([client for client in who if client not in answered], tried.reasons)
+        return tried
 
     def finish(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """The last, average and best parameters, and their true values over the clients, all that answer."""
         self.panel.up = self.panel.down = 0
-        average = self.average if self.average_weight > 0 else np.full_like(self.average, np.nan)
-        models = [self.model.replica, *(w for w in (average, self.best) if np.isfinite(w).all())]
-        evaluations: dict[int, Any] = {}
+        average = self.found.average if self.found.weight > 0 else np.full_like(self.found.average, np.nan)
+        models = [self.model.replica, *(w for w in (average, self.found.best) if np.isfinite(w).all())]
+        beside = _Beside(self._everybody, self._witnesses())
         reasons: Reasons = {}
         for _ in range(TRIES):
-            missing = [client for client in self._everybody if client not in evaluations]
-            reports, why = self._measure(dict.fromkeys(missing, Kind.EVALUATE), missing, models[1:])
-            evaluations |= {client: report.evaluations for client, report in reports.items()}
+            missing = sorted(beside.missing[Kind.EVALUATE])
+            reports, why = self._measure(beside.kinds(()), missing, models[1:])
+            beside.take(reports)
             reasons |= why
-            if len(evaluations) == len(self._everybody):
+            if not beside.missing[Kind.EVALUATE]:
                 break
-        evaluations = self._forms.alike(evaluations)
+        evaluations = self._forms.alike(beside.evaluations)
         if len(evaluations) < self.min_participants:
             raise self._too_few(list(self._everybody), reasons)
         for client in set(self._everybody) - evaluations.keys():
@@ -145,12 +180,13 @@ class Run:
             model.tobytes(): self.program.summarise([each[i] for each in evaluations.values()])[0]
             for i, model in enumerate(models)
         }
-        self._record_values(self.rounds - 1, evaluations)
-        ends = np.stack([self.model.replica, average, self.best])
+        last = self.rounds - 1
+        self._record_beside(last, beside)
+        for name, more in (("frames_up", self.panel.up), ("frames_down", self.panel.down)):
+            self._record(last, {name: self.history.columns[name][last] + more})
+        ends = np.stack([self.model.replica, average, self.found.best])
         nothing = dict.fromkeys(("objective", *self.program.task.task.bounds), np.float32(np.nan))
         rows = [found.get(w.tobytes(), nothing) for w in ends]
-        for name, more in (("bytes_up", self.panel.up), ("bytes_down", self.panel.down)):
-            self.history[name][self.rounds - 1] += more
         return ends, {name: np.array([[row[name]] for row in rows], np.float32) for name in nothing}
 
     @property
@@ -161,14 +197,21 @@ class Run:
         """Whether the true values of the model that round ``t`` starts from are recorded."""
         return t > 0 and self.evaluate_every > 0 and t % self.evaluate_every == 0
 
+    def _witnesses(self) -> list[int]:
+        """Who took part in the last round, and can say what there is to see of its step, if anything is."""
+        if not self.round or not self.program.task.task.inspects:
+            return []
+        return [client for client in self._everybody if self.accounts[client].used == self.round - 1]
+
     def _measure(
         self, kinds: dict[int, Kind], who: list[int], models: Sequence[np.ndarray] = ()
     ) -> tuple[dict[int, Report], Reasons]:
+        columns = self.program.task.task.inspects
         return self.panel.ask(
             self.model,
             kinds,
             b"".join(w.tobytes() for w in models),
-            lambda kind, content: Report.read(content, kind, 1 + len(models)),
+            lambda kind, content: Report.read(content, kind, 1 + len(models), columns),
             self._forms.odd,
             lambda answered: len(answered & set(who)) >= min(self.min_participants, len(who)),
         )
@@ -200,31 +243,25 @@ class Run:
             account.leave_out(reasons[client])
             log.warning("round %d: %s is left out: %s", self.round, account.name, reasons[client])
 
-    def _record_values(self, row: int, evaluations: dict[int, Any]) -> None:
-        """The true values of the present model, which ``row`` produced; it may be the best feasible one so far.
+    def _record_beside(self, row: int, beside: _Beside) -> None:
+        """The true values of the present model, which ``row`` produced, and what its participants saw of that step."""
+        self._record(row, beside.mean())
+        evaluations = self._forms.alike(beside.evaluations)
+        if evaluations:
+            count = len(evaluations)
+            values, worst = self.program.summarise([evaluations[client][0] for client in sorted(evaluations)])
+            self._record(row, {"evaluated": np.int32(count)} | values)
+            self.found = _numpy(self.found.compared(self.model.replica, values["objective"], worst, count))
 
-        Values of more clients come first: without the one that a constraint is about, many a model seems feasible.
-        """
-        count = len(evaluations)
-        values, worst = self.program.summarise([evaluations[client][0] for client in sorted(evaluations)])
-        self._record(row, evaluated=np.int32(count), **values)
-        if worst > 0 or count < self.best_evaluated:
-            return
-        if count > self.best_evaluated or values["objective"] < self.best_objective:
-            self.best, self.best_objective = self.model.replica, values["objective"]
-            self.best_evaluated = count
-
-    def _record(self, row: int, **values: Any) -> None:
-        for name, value in values.items():
-            if name not in self.history:
-                fill = np.nan if value.dtype.kind == "f" else 0
-                self.history[name] = np.full((self.rounds, *value.shape), fill, value.dtype)
-            self.history[name][row] = value
+    def _record(self, row: int, values: Mapping[str, Any]) -> None:
+        if row >= 0:
+            self.history.record(row, values)
 
     def keep_in(self, checkpoint: Checkpoint, settings: dict[str, Any]) -> None:
         """Save every round there from now on, and go on from what is there, if that is wanted."""
         self._folder, self._settings = Path(checkpoint.directory), settings
         saved = checkpoints.resume(checkpoint, settings, self.rounds)
+        self.history.keep_in(self._folder / "history", 0 if saved is None else int(saved.arrays["history"]))
         if saved is not None:
             self._restore(saved)
             self.save()  # before anybody is asked: no two servers have the same number
@@ -232,41 +269,32 @@ class Run:
     def save(self) -> None:
         if self._folder is None:
             return
+        self.history.flush()
         arrays = {
-            "replica": self.model.replica,
-            "average": self.average,
-            "best": self.best,
-            "scalars": np.array(
-                [self.average_weight, self.best_objective, self.usual, self.best_evaluated], np.float64
-            ),
+            "history": np.array(self.history.length, np.int64),
+            "usual": np.array(self.usual),
             "run": np.array([self.panel.run, self.panel.attempt], np.uint64),
             "accounts": _bytes_as_array(json.dumps([dataclasses.asdict(a) for a in self.accounts]).encode()),
         }
-        if self.own is not None:
-            arrays["model"] = self.own
-        arrays |= {f"rule/{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(self.rule))}
+        arrays |= checkpoints.pack("server", self.server) | checkpoints.pack("found", self.found)
         arrays |= {f"recent/{i:05d}": _bytes_as_array(data) for i, data in enumerate(self.model.recent)}
-        arrays |= {f"history/{name}": column[: self.round] for name, column in self.history.items()}
         checkpoints.save(self._folder, Saved(self.round, arrays, self._settings))
 
     def _restore(self, saved: Saved) -> None:
         arrays = saved.arrays
         recent = [arrays[name].tobytes() for name in sorted(arrays) if name.startswith("recent/")]
-        self.model = Followed(self.program, arrays["replica"], saved.round, recent)
-        self.own = arrays.get("model")
-        names = iter(sorted(name for name in arrays if name.startswith("rule/")))
-        self.rule = jax.tree.map(lambda leaf: arrays[next(names)].reshape(np.shape(leaf)), self.rule)
-        self.average, self.best = arrays["average"], arrays["best"]
-        self.average_weight, self.best_objective = arrays["scalars"][:2].astype(np.float32)
-        self.usual, self.best_evaluated = float(arrays["scalars"][2]), int(arrays["scalars"][3])
+        self.server = checkpoints.unpack("server", arrays, self.server)
+        self.found = checkpoints.unpack("found", arrays, self.found)
+        self.model = Followed(self.program, self.server.replica, saved.round, recent)
+        self.usual = float(arrays["usual"])
         run, attempt = map(int, arrays["run"])
         self.panel.run, self.panel.attempt = run, attempt + 1
         self.panel.accounts = [Account(**fields) for fields in json.loads(arrays["accounts"].tobytes())]
-        for name, column in arrays.items():
-            if name.startswith("history/"):
-                for row, value in enumerate(column):
-                    self._record(row, **{name.removeprefix("history/"): value})
 
 
 def _bytes_as_array(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint8)
+
+
+def _numpy(tree: Any) -> Any:
+    return jax.tree.map(np.asarray, tree)

@@ -8,20 +8,19 @@ exchange.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from fedsgm.base.describe import describe
 from fedsgm.base.errors import SettingError
 from fedsgm.base.progress import Progress
-from fedsgm.base.structs import check_count, check_number, check_participants
+from fedsgm.base.structs import check_count, check_number
 from fedsgm.core.algorithm import FedSGM
-from fedsgm.core.problem import Problem, Task
-from fedsgm.data.clients import Clients
+from fedsgm.core.task import Task
 from fedsgm.engines import checkpoint as checkpoints
+from fedsgm.engines import recording
 from fedsgm.engines.checkpoint import Checkpoint
 from fedsgm.federation.program import Program
 from fedsgm.federation.protocol import Transport
@@ -59,29 +58,18 @@ def federate(
             resumed with nothing lost or counted twice.
         progress: show progress on standard error, or tell this :class:`Progress` of it.
     """
-    check_count("federate", "rounds", rounds)
-    check_count("federate", "seed", seed, least=0)
-    check_count("federate", "evaluate_every", evaluate_every, least=0)
-    check_count("federate", "min_participants", min_participants)
-    check_number("federate", "timeout", timeout, above=0)
-    if seed >= 2**32:
-        raise SettingError(f"federate: seed={seed}, but seeds must be below {2**32}")
     names = list(transport.clients())
-    check_participants(algorithm.participants, len(names))
-    participants = algorithm.participants or len(names)
-    if min_participants > participants:
-        raise SettingError(f"min_participants={min_participants}, but {participants} clients take part in a round")
+    _check(rounds, seed, evaluate_every, timeout, min_participants, algorithm.cohort(len(names)))
     program = Program.of(algorithm, problem, params)
-    held_out = None if test is None else _held_out(problem, test, params)
-    settings = {
-        "algorithm": describe(algorithm),
-        "problem": describe(problem),
-        "clients": len(names),
-        "parameters": program.size,
-        "seeds": [seed],
-        "evaluate_every": evaluate_every,
-    }
-    fingerprint = settings | {"names": names, "start": checkpoints.digest(program.start)}
+    held_out = None if test is None else recording.held_out(problem, test, params)
+    settings = recording.settings_of(
+        algorithm,
+        problem,
+        clients=len(names),
+        parameters=program.size,
+        seeds=[seed],
+        evaluate_every=evaluate_every,
+    )
     run = Run(
         program,
         transport,
@@ -91,51 +79,45 @@ def federate(
         min_participants=min_participants,
         timeout=timeout,
     )
-    if isinstance(checkpoint, (str, Path)):
-        checkpoint = Checkpoint(checkpoint)
     if checkpoint is not None:
-        run.keep_in(checkpoint, fingerprint)
+        kept = Checkpoint(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint
+        run.keep_in(kept, settings | {"names": names, "start": checkpoints.digest(program.start)})
     with progress if isinstance(progress, Progress) else Progress("FedSGM", rounds, show=progress) as bar:
         while run.round < rounds:
             run.step()
-            bar.update(run.round, **_shown(run.history))
+            bar.update(run.round, **recording.shown(_with_seed(run.history.columns), problem))
         ends, train = run.finish()
+    ends = ends[:, None]
     values = {"train": train}
     if held_out is not None:
-        tested = [program.summarise([program.evaluate(w, held_out)])[0] for w in ends]
-        values["test"] = {name: np.array([[one[name]] for one in tested], np.float32) for name in train}
-    layout = program.task.layout
-    last, average, best = (layout.unflatten(w) for w in ends)
-    return Result(
-        history=_columns(run.history, ("objective", *problem.bounds)),
-        last=last,
-        average=average,
-        best_feasible=best,
-        values=values,
-        bounds={name: float(bound) for name, bound in problem.bounds.items()},
-        settings=settings | {"rounds": rounds, "federation": {"clients": [account.row() for account in run.accounts]}},
+        values["test"] = recording.values_at(program.task, ends, held_out)
+    accounts = [account.row() for account in run.accounts]
+    result = recording.finished(
+        _with_seed(run.history.columns),
+        ends,
+        values,
+        settings | {"rounds": rounds, "federation": {"clients": accounts}},
+        problem,
+        lambda stack: program.task.layout.unflatten(stack[0]),
     )
+    recording.check_promise(result, problem)
+    return result
 
 
-def _columns(history: dict[str, np.ndarray], first: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """In the order that a simulated run's have, with an axis of one seed."""
-    last = ("answered", "evaluated", "bytes_up", "bytes_down")
-    middle = sorted(history.keys() - {*first, *last})
-    return {name: history[name][None] for name in (*first, *middle, *last)}
+def _check(
+    rounds: int, seed: int, evaluate_every: int, timeout: float, min_participants: int, participants: int
+) -> None:
+    check_count("federate", "rounds", rounds)
+    check_count("federate", "seed", seed, least=0)
+    check_count("federate", "evaluate_every", evaluate_every, least=0)
+    check_count("federate", "min_participants", min_participants)
+    check_number("federate", "timeout", timeout, above=0)
+    if seed >= 2**32:
+        raise SettingError(f"federate: seed={seed}, but seeds must be below {2**32}")
+    if min_participants > participants:
+        raise SettingError(f"min_participants={min_participants}, but {participants} clients take part in a round")
 
 
-def _shown(history: dict[str, np.ndarray]) -> dict[str, float]:
-    """The last of each that is known, for the progress bar."""
-    shown = {}
-    for name in ("objective", "violation", "weight"):
-        known = history[name][~np.isnan(history[name])] if name in history else np.zeros(0)
-        if len(known):
-            shown[name] = float(known[-1])
-    return shown
-
-
-def _held_out(problem: Task, test: Any, params: Any) -> Any:
-    if not isinstance(problem, Problem):
-        raise SettingError("the test data: this task has no examples, so leave test out")
-    examples = Clients.from_list([jax.tree.map(np.asarray, test)])
-    return jax.tree.map(lambda a: a[0], problem.prepare(examples, params, owner="the test data"))
+def _with_seed(history: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """With the axis of one seed."""
+    return {name: column[None] for name, column in history.items()}

@@ -1,4 +1,4 @@
-"""What a client must not forget: its model, its error memory, and its last message until the server has used it.
+"""What a client must not forget: its model, its memory, and its last message until the server has used it.
 
 One file, written whole or not at all, once for each update and before the answer leaves: a client that is killed at
 any moment comes back either before its update or after it. A damaged file counts as none, because an older one would
@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,12 +31,12 @@ class Sent:
     round: int
     made_of: bytes
     message: bytes
-    before: np.ndarray | None
+    before: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """A client's part of one run. ``memory`` (None without compression) is right if the last message was used."""
+    """A client's part of one run. ``memory``, the algorithm's own pytree, is right if the last message was used."""
 
     run: int
     attempt: int
@@ -43,7 +44,7 @@ class State:
     client: int
     version: int
     replica: np.ndarray
-    memory: np.ndarray | None
+    memory: Any
     sent: Sent | None = None
 
     @property
@@ -57,26 +58,24 @@ def checksum(vector: np.ndarray) -> int:
 
 
 class Store:
-    """The client's folder."""
+    """The client's folder; ``memory`` is one of the form that the algorithm's have."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, memory: Any) -> None:
         self._path = Path(folder) / "state"
+        self._memory = memory
 
     def write(self, state: State) -> None:
         numbers = {"run": state.run, "attempt": state.attempt, "seed": state.seed, "client": state.client}
-        arrays = {"replica": state.replica}
+        arrays = {"replica": state.replica} | checkpoint.pack("memory", state.memory)
         sent = state.sent
         if sent is not None:
             arrays |= {"made_of": _as_array(sent.made_of), "message": _as_array(sent.message)}
-        if state.memory is not None:
-            arrays["memory"] = state.memory
-        if sent is not None and sent.before is not None:
-            arrays["before"] = sent.before
+            arrays |= checkpoint.pack("before", sent.before)
         numbers["sent"] = NOTHING if sent is None else sent.round
         write_atomically(self._path, checkpoint.dump(Saved(state.version, arrays, numbers)))
 
     def read(self) -> State | None:
-        """What was written last, or None."""
+        """What was written last; None if there is nothing, or only what another algorithm has left."""
         if not self._path.exists():
             return None
         try:
@@ -85,11 +84,16 @@ class Store:
             log.warning("%s; this client begins anew, without its error memory", error)
             return None
         arrays, numbers = saved.arrays, dict(saved.settings)
-        round = numbers.pop("sent")
-        sent = None
+        expected = checkpoint.pack("memory", self._memory)
+        found = {name: array for name, array in arrays.items() if name.startswith("memory")}
+        if {name: a.shape for name, a in found.items()} != {name: a.shape for name, a in expected.items()}:
+            return None
+        round, sent = numbers.pop("sent"), None
         if round != NOTHING:
-            sent = Sent(round, arrays["made_of"].tobytes(), arrays["message"].tobytes(), arrays.get("before"))
-        return State(version=saved.round, replica=arrays["replica"], memory=arrays.get("memory"), sent=sent, **numbers)
+            before = checkpoint.unpack("before", arrays, self._memory)
+            sent = Sent(round, arrays["made_of"].tobytes(), arrays["message"].tobytes(), before)
+        memory = checkpoint.unpack("memory", arrays, self._memory)
+        return State(version=saved.round, replica=arrays["replica"], memory=memory, sent=sent, **numbers)
 
 
 def _as_array(data: bytes) -> np.ndarray:

@@ -16,18 +16,17 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_count, check_number, static, struct
-from fedsgm.core.algorithm import Flat, Server
-from fedsgm.core.compression import Dense, Identity
-from fedsgm.core.problem import Measured
+from fedsgm.core.compression import Dense
 from fedsgm.core.rules import Direction
+from fedsgm.core.task import Flat, Measured
 
 
 @struct
-class Multiplier:
-    """The server knows the multiplier y, to report it; the client moves it."""
+class Told:
+    """The server's: the iterate, and the multiplier y, which the client moves and the server records."""
 
-    def init(self) -> float:
-        return 0.0
+    replica: Any
+    multiplier: Any
 
 
 @struct
@@ -71,11 +70,6 @@ class IPPConEx:
     project: Callable[[Any], Any] | None = static(default=None)
     batch_size: int | None = static(default=None)
     constraint_batch_size: int | None = static(default=None)
-    rule: Multiplier = Multiplier()
-    participants: int | None = static(default=None)
-    uplink: Identity = static(default=Identity())
-    downlink: Identity = static(default=Identity())
-    promise: None = None
 
     def __post_init__(self) -> None:
         for name in ("proximal", "primal_scale", "dual_scale"):
@@ -88,16 +82,19 @@ class IPPConEx:
             if getattr(self, name) is not None:
                 check_count("IPPConEx", name, getattr(self, name))
 
-    def init(self, w: Any) -> Server:
-        return Server(w, None, self.rule.init())
-
-    def init_memory(self, clients: int, d: int) -> Inner:
-        """The inner loop begins in the first round: ``step`` of -1 says that nothing is set yet."""
+    def cohort(self, clients: int) -> int:
         if clients != 1:
             raise SettingError(
                 f"IPPConEx: a centralised method, but there are {clients} clients; use centralized(clients)"
             )
-        vector, number = np.zeros((1, d), np.float32), np.zeros(1, np.float32)
+        return 1
+
+    def init(self, task: Flat, w: Any) -> Told:
+        return Told(w, np.float32(0))
+
+    def init_memory(self, d: int) -> Inner:
+        """The inner loop begins in the first round: ``step`` of -1 says that nothing is set yet."""
+        vector, number = np.zeros(d, np.float32), np.float32(0)
         return Inner(number - 1, number, vector, vector, number, number, number)
 
     def sample(self, key: jax.Array, clients: int) -> jax.Array:
@@ -106,10 +103,13 @@ class IPPConEx:
     def measure(self, task: Flat, w: jax.Array, data: Any, key: jax.Array) -> tuple[Any, Any]:
         return task.measure(w, data, jax.random.fold_in(key, 0), self.constraint_batch_size)
 
-    def decide(self, task: Flat, rule: Any, statistics: Any, key: jax.Array) -> tuple[Direction, Any, Measured]:
-        """Report the violation and y; the client's inner steps decide by themselves."""
+    def decide(self, task: Flat, server: Told, statistics: Any, key: jax.Array) -> tuple[Direction, Told, Measured]:
+        """Measure the violation; the client's inner steps decide by themselves."""
         measured = task.task.combine(statistics, self.tolerance, jax.random.fold_in(key, 0))
-        return Direction(jnp.float32(1), rule, measured.guide), rule, measured
+        return Direction(jnp.float32(1), server.multiplier, measured.guide), server, measured
+
+    def report(self, server: Told) -> dict[str, jax.Array]:
+        return {"multiplier": server.multiplier}
 
     def local_update(
         self, task: Flat, w: jax.Array, direction: Direction, data: Any, kept: Any, memory: Inner, key: jax.Array
@@ -157,7 +157,7 @@ class IPPConEx:
         fresh = Inner(zero - 1, y, average, jnp.zeros_like(average), zero, zero, zero)
         return jnp.where(over, average, new), jax.tree.map(lambda a, b: jnp.where(over, a, b), fresh, inner)
 
-    def aggregate(self, task: Flat, server: Server, messages: Any, key: jax.Array) -> tuple[Server, Any]:
+    def aggregate(self, task: Flat, server: Told, messages: Any, key: jax.Array) -> tuple[Told, Any]:
         iterate, multiplier = messages
         x = iterate.values[0]
-        return Server(x, None, multiplier.values[0, 0]), Dense(x)
+        return Told(x, multiplier.values[0, 0]), Dense(x)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedsgm.base.files import write_atomically
+from fedsgm.results.method import Method
 from fedsgm.results.plots import check_format
 from fedsgm.results.result import Result
 from fedsgm.results.verdict import aligned, number
@@ -33,7 +34,7 @@ class Row:
         last = {name: values[0].tolist() for name, values in result.values["train"].items()}
         return cls(
             label,
-            _kind(result.settings["algorithm"]),
+            Method.of(result.settings).kind,
             result.settings["seeds"],
             last.pop("objective"),
             last,
@@ -54,10 +55,6 @@ class Row:
     @property
     def mean(self) -> float:
         return float(np.mean(self.objective))
-
-
-def _kind(algorithm: dict[str, Any]) -> str:
-    return str(algorithm["rule"]["is"] if algorithm["is"] == "FedSGM" else algorithm["is"])
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
@@ -161,7 +158,7 @@ def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
 def _course(run: Result, name: str) -> tuple[np.ndarray, np.ndarray]:
     """A run's values, mean over seeds, against the gradient steps that a client has taken."""
     measured = np.flatnonzero(run.evaluated())
-    steps = (measured + 1) * run.settings["algorithm"]["local_steps"]
+    steps = (measured + 1) * Method.of(run.settings).local_steps
     return steps, run.history[name][:, measured].mean(axis=0)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.files import write_atomically
+from fedsgm.results.method import Method
 from fedsgm.results.result import Result
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -37,7 +38,7 @@ def plot(result: Result, path: Path) -> None:
         elif name == "objective" and (result.history[name] > 0).any() and not (result.history[name] <= 0).any():
             axis.set_yscale("log")
         axis.legend(loc="lower right" if name == "reward" else "upper right", frameon=False, fontsize=9)
-    figure.suptitle(_title(result), fontsize=10)
+    figure.suptitle(Method.of(result.settings).title, fontsize=10)
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
@@ -66,20 +67,3 @@ def _limits(axis: Any, values: np.ndarray, bound: float) -> None:
     settled = settled[np.isfinite(settled)]
     if settled.size and bound > 0:
         axis.set_ylim(min(0, settled.min()), max(3 * bound, 1.1 * settled.max()))
-
-
-_PLAIN = {"ceiling": 1.0, "augment": 0.0}  # a rule that has these as they mostly are is not told apart by them
-
-
-def _title(result: Result) -> str:
-    algorithm, settings = result.settings["algorithm"], result.settings
-    rule = algorithm["rule"]
-    details = "".join(
-        f", {key} {value:g}" if isinstance(value, float) else f", {key} {value}"
-        for key, value in rule.items()
-        if key != "is" and _PLAIN.get(key) != value
-    )
-    method = f"FedSGM, {rule['is'].lower()} rule{details}" if algorithm["is"] == "FedSGM" else algorithm["is"]
-    step = f", step size {algorithm['step_size']:g}" if "step_size" in algorithm else ""
-    participants = algorithm["participants"] or settings["clients"]
-    return f"{method}: {participants} of {settings['clients']} clients, E = {algorithm['local_steps']}{step}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedsgm.results.method import Method
 from fedsgm.results.result import KINDS, RECENT, Result
 
 
@@ -31,7 +32,7 @@ def federation(result: Result) -> str:
     for account in accounts:
         why = "; ".join(f"{reason} ({count})" for reason, count in account["left_out"].items())
         left_out, seconds = str(sum(account["left_out"].values())), f"{account['seconds']:.1f}"
-        sizes = (_bytes(account["bytes_up"]), _bytes(account["bytes_down"]))
+        sizes = (_bytes(account["frames_up"]), _bytes(account["frames_down"]))
         rows.append([account["name"], str(account["answered"]), left_out, *sizes, seconds, why])
     return aligned(rows)
 
@@ -97,8 +98,7 @@ def _values(result: Result) -> list[str]:
 
 def _rounds(result: Result) -> list[str]:
     history, settings = result.history, result.settings
-    algorithm = settings["algorithm"]
-    rounds = settings["rounds"]
+    method = Method.of(settings)
     lines = []
     if result.bounds:
         excess = result.excess_history()[:, -RECENT:]
@@ -117,18 +117,23 @@ def _rounds(result: Result) -> list[str]:
                 lines.append(f"  {kind:10} {told} (training, {_seeds(int(defined.sum()), len(defined))})")
             else:
                 lines.append(f"  {kind:10} undefined: no round was feasible")
-    participants = algorithm["participants"] or settings["clients"]
-    up, down = (history[name].sum(axis=1).mean() for name in ("bytes_up", "bytes_down"))
     lines.append(
-        f"  work       {rounds} rounds, {participants} of {settings['clients']} clients a round, "
-        f"E = {algorithm['local_steps']}, {settings['parameters']} parameters"
+        f"  work       {settings['rounds']} rounds, {method.participants} of {method.clients} clients a round, "
+        f"E = {method.local_steps}, {settings['parameters']} parameters"
     )
     lines += _left_out(result)
-    lines.append(f"  traffic    {_bytes(up)} up, {_bytes(down)} down, over all clients of a seed")
-    if result.bounds and algorithm["rule"]["is"] in ("Hard", "Soft"):
+    lines.append(f"  traffic    {_traffic(history, 'bytes')}, over all clients of a seed")
+    if "frames_up" in history:
+        lines.append(f"             {_traffic(history, 'frames')} with frames, repeats and evaluations")
+    if result.bounds and method.switches:
         told = " ".join(f"{value:.3g}" for value in result.multiplier)
         lines.append(f"  multiplier about {told} (the constraint's weight over the objective's)")
     return lines + _promised(result) + _certified(result)
+
+
+def _traffic(history: dict[str, np.ndarray], what: str) -> str:
+    up, down = (history[f"{what}_{way}"].sum(axis=1).mean() for way in ("up", "down"))
+    return f"{_bytes(up)} up, {_bytes(down)} down"
 
 
 def _left_out(result: Result) -> list[str]:
@@ -145,7 +150,7 @@ def _left_out(result: Result) -> list[str]:
 
 def _promised(result: Result) -> list[str]:
     """What theory promised of the average, and what was measured of it."""
-    promise = result.settings["algorithm"].get("promise")
+    promise = Method.of(result.settings).promise
     if promise is None:
         return []
     goal = f"stationary within {promise['stationarity']:.2g}" if promise["stationarity"] is not None else ""
@@ -195,12 +200,11 @@ def _advice(result: Result) -> list[str]:
     """What to try when the end of the run is not feasible."""
     if not result.bounds or result.feasible.all() or _diverged(result).any():
         return []
-    algorithm = result.settings["algorithm"]
-    rule = algorithm["rule"]["is"]
-    tips = [_TIPS[rule]] if rule in _TIPS else ["another rule, for instance Soft, or more rounds"]
-    if rule in ("Hard", "Soft") and result.history["weight"].mean() > 0.99:
+    method = Method.of(result.settings)
+    tips = [_TIPS.get(method.kind, "another rule, for instance Soft, or more rounds")]
+    if method.switches and result.history["weight"].mean() > 0.99:
         tips = ["nearly every round went to the constraint: run more rounds, or check that the bound can be met"]
-    elif rule != "Unconstrained" and algorithm["participants"] not in (None, result.settings["clients"]):
+    elif method.rule != "Unconstrained" and method.samples:
         tips.append("more participants a round make the estimate of the constraint less noisy")
     return ["", f"  To try: {'; '.join(tips)}."]
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from fedsgm.core.problem import Problem
+from fedsgm.results.method import Method
 from fedsgm.results.result import Result
 from fedsgm.theory import estimates
 from fedsgm.theory.lemmas import noise_radius
@@ -30,50 +31,48 @@ def check(
     knows its own. With the arguments of :func:`simulate` a run without ``project`` is also checked for having no
     minimiser.
     """
-    settings = result.settings
-    algorithm, rounds, n = settings["algorithm"], settings["rounds"], settings["clients"]
-    tolerance, rule = algorithm["tolerance"], algorithm["rule"]
-    m = algorithm["participants"] or n
-    promise = algorithm.get("promise")
+    method, rounds = Method.of(result.settings), result.settings["rounds"]
+    tolerance = method.settings["tolerance"]
     found = []
-    if promise is not None:
-        given = promise["given"]
-        sigma, delta = given["sigma"], given["delta"]
-        made_for = {"step_size": promise["step_size"], "tolerance": promise["tolerance"]}
-        made_for |= {
-            "local_steps": given["local_steps"],
-            "rounds": given["rounds"],
-            "participants": given["participants"],
-        }
-        ran_with = algorithm | {"rounds": rounds, "participants": m}
-        found += [
-            f"{name} is {ran_with[name]:g}, but the promise was made for {wanted:g}"
-            for name, wanted in made_for.items()
-            if not math.isclose(ran_with[name], wanted, rel_tol=1e-6)
-        ]
-    if rule["is"] == "Soft" and rule["beta"] * tolerance < 2 * (1 - 1e-6):
+    if method.promise is not None:
+        sigma, delta = method.promise["given"]["sigma"], method.promise["given"]["delta"]
+        found += _other_settings(method, rounds, method.promise)
+    if method.rule == "Soft" and method.rule_settings["beta"] * tolerance < 2 * (1 - 1e-6):
         needed = f"2 / tolerance = {2 / tolerance:.3g}" if tolerance else "2 / tolerance, and the tolerance is 0"
-        found.append(f"beta is {rule['beta']:g}, but the theorem needs at least {needed}")
-    if sigma is not None and m < n:
-        radius = noise_radius(sigma, m, rounds, delta / 3)
+        found.append(f"beta is {method.rule_settings['beta']:g}, but the theorem needs at least {needed}")
+    if sigma is not None and method.samples:
+        radius = noise_radius(sigma, method.participants, rounds, delta / 3)
         if tolerance < radius * (1 - 1e-6):
             found.append(
                 f"the tolerance {tolerance:.3g} is below the noise radius {radius:.3g} of the constraint's estimate: "
                 "rounds are taken for feasible that are not, and the other way round"
             )
-    if rule["is"] in ("Hard", "Soft") and result.bounds:
+    if method.switches and result.bounds:
         without = int((result.history["weight"] >= 1).all(axis=1).sum())
         if without:
-            found.append(
-                f"no round was feasible for {without} of {len(settings['seeds'])} seeds: no average is defined"
-            )
+            found.append(f"no round was feasible for {without} of {len(result.feasible)} seeds: no average is defined")
     if (
         problem is not None
-        and algorithm["project"] is None
+        and method.settings["project"] is None
         and estimates.falls_forever(problem, clients, params, result)
     ):
         found.append(
             f"the objective still falls {estimates.FAR:g} away along the last parameters, within every bound: X is not "
             "bounded and there is no minimiser (separable data); give project="
         )
+    return found
+
+
+def _other_settings(method: Method, rounds: int, promise: dict[str, Any]) -> list[str]:
+    """Where the run's settings are not those that its promise was made for."""
+    made_for = {name: promise[name] for name in ("step_size", "tolerance")}
+    made_for |= {name: promise["given"][name] for name in ("local_steps", "rounds", "participants")}
+    ran_with = method.settings | {"rounds": rounds, "participants": method.participants}
+    found = [
+        f"{name} is {ran_with[name]:g}, but the promise was made for {wanted:g}"
+        for name, wanted in made_for.items()
+        if not math.isclose(ran_with[name], wanted, rel_tol=1e-6)
+    ]
+    if method.settings["server"] is not None:
+        found.append("the server's step is an optimizer's, but the promise was made for a plain one")
     return found

@@ -17,9 +17,10 @@ import numpy as np
 from fedsgm.base.errors import SettingError
 from fedsgm.base.layout import Layout
 from fedsgm.base.structs import struct
-from fedsgm.core.problem import Measured, Problem
+from fedsgm.core.problem import Problem
 from fedsgm.core.quantities import Mean
 from fedsgm.core.rules import Direction
+from fedsgm.core.task import Measured
 
 Project = Callable[[Any], Any]
 FAR = 1e6  # a point at this distance stands for one at infinity
@@ -100,6 +101,10 @@ class Watched:
     @property
     def bounds(self) -> dict[str, float]:
         return self.problem.bounds
+
+    @property
+    def inspects(self) -> tuple[str, ...]:
+        return self.problem.inspects
 
     def prepare(self, clients: Any, params: Any, *, owner: str = "client") -> Any:
         if not self.problem.constraints:

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from fedsgm.base.errors import SettingError
+from fedsgm.core.chain import Chain
 from fedsgm.core.compression import Identity, Layerwise, Natural, RandK
 from fedsgm.core.problem import Problem
 from fedsgm.core.quantities import Mean
@@ -74,6 +75,8 @@ def _check_covered(problem: Problem, clients: int, chosen: _Chosen, told: dict[s
                 "from_theory: the theorems are for constraints that are means over clients, of scale 1, "
                 "and steps on the largest violation"
             )
+    if isinstance(chosen.uplink, Chain):
+        raise SettingError("from_theory: the theorems are for compressors, e.g. TopK, but the uplink is a chain")
     if _sampled(chosen, clients) and any(map(_is_random, (chosen.uplink, chosen.downlink))):
         raise SettingError("from_theory: with sampled clients the theorem is for deterministic compressors, e.g. TopK")
     batches = (chosen.batch_size, chosen.constraint_batch_size)

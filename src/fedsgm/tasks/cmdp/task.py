@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.base.errors import SettingError
-from fedsgm.base.structs import check_count, check_number, static, struct
-from fedsgm.core.problem import Measured
+from fedsgm.base.structs import check_count, check_number, replaced, static, struct
 from fedsgm.core.rules import Direction
+from fedsgm.core.task import Measured
 from fedsgm.tasks.cmdp import trpo
 from fedsgm.tasks.cmdp.environment import Environment, Steps, check, episodes, rollout
 from fedsgm.tasks.cmdp.policies import MLP, Policy
@@ -78,8 +78,7 @@ class CMDP:
             raise SettingError(
                 f"CMDP: fisher_samples={self.fisher_samples}, but a batch has {self.environments * self.steps} steps"
             )
-        if isinstance(self.budgets, (list, tuple, np.ndarray, str, float, int)):  # JAX rebuilds structs with its own
-            object.__setattr__(self, "budgets", _budgets(self.budgets))
+        object.__setattr__(self, "budgets", _budgets(self.budgets))
 
     @property
     def clients(self) -> np.ndarray:
@@ -90,6 +89,10 @@ class CMDP:
     def bounds(self) -> dict[str, float]:
         """The mean cost over all clients against the mean of their budgets."""
         return {"cost": np.mean(self.budgets)}
+
+    @property
+    def inspects(self) -> tuple[str, ...]:
+        return ("kl",)
 
     def centralized(self, clients: Any) -> tuple[CMDP, np.ndarray]:
         """The task of one client with the mean budget, and with all the clients' environments."""
@@ -103,7 +106,7 @@ class CMDP:
         """The task with the radius of this round."""
         if self.schedule is None:
             return self
-        return dataclasses.replace(self, radius=self.radius * self.schedule(round))
+        return replaced(self, radius=self.radius * self.schedule(round))
 
     def prepare(self, clients: Any, params: Any, *, owner: str = "client") -> dict[str, np.ndarray]:
         """Each client's budget and number."""
@@ -139,14 +142,14 @@ class CMDP:
     def combine(self, statistics: Any, tolerance: Any, key: jax.Array) -> Measured:
         """The participants' mean cost over their budgets."""
         reward, cost, excess = (jnp.mean(statistics[name]) for name in ("reward", "cost", "excess"))
-        return Measured(excess - tolerance, None, {"estimate": cost, "reward_estimate": reward})
+        return Measured((excess - tolerance)[None], None, {"estimate": cost, "reward_estimate": reward})
 
     def direction(
         self, params: Any, direction: Direction, data: Any, kept: Kept, key: jax.Array, *, batch_size: int | None
     ) -> Any:
         """Minus a trust-region step; reward and cost are mixed before its length is set."""
         _refuse(batch_size)
-        advantage = direction.objective * kept.advantages[0] - direction.constraint * kept.advantages[1]
+        advantage = direction.objective * kept.advantages[0] - direction.weight * kept.advantages[1]
 
         # One client after another: products of matrices in batches are slow on a CPU, and a client's fill it.
         @jax.custom_batching.sequential_vmap  # type: ignore[untyped-decorator]
@@ -166,9 +169,8 @@ class CMDP:
         return jax.tree.map(jnp.negative, taken)
 
     def inspect(self, before: Any, after: Any, kept: Kept) -> dict[str, jax.Array]:
-        """The mean KL divergence that the round's step, of all participants together, made on their states."""
-        observations = kept.steps.observations[:, :: self.environments]
-        return {"kl": trpo.kl(self.policy, before, after, observations.reshape(-1, *observations.shape[2:]))}
+        """The mean KL divergence that the round's step, of all participants together, made on the client's states."""
+        return {"kl": trpo.kl(self.policy, before, after, kept.steps.observations[:: self.environments])}
 
     def evaluate(self, params: Any, data: Any, key: jax.Array) -> jax.Array:
         """Mean reward and cost of fresh episodes; not a number where the parameters are not."""

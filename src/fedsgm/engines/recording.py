@@ -1,0 +1,188 @@
+"""The one record of a run, which every engine keeps: settings, columns, averages, the best iterate, the result.
+
+An engine moves the clients and the server. What is written down of it, in which order, what a person sees while it goes
+on and what is made of it in the end is said here, once.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedsgm import theory
+from fedsgm.base.describe import describe
+from fedsgm.base.errors import SettingError
+from fedsgm.base.structs import replaced, struct
+from fedsgm.core import wire
+from fedsgm.core.algorithm import Algorithm
+from fedsgm.core.problem import Problem
+from fedsgm.core.rules import Direction
+from fedsgm.core.task import Flat, Measured, Task
+from fedsgm.data.clients import Clients, check_finite, length, same_form
+from fedsgm.results.method import Method
+from fedsgm.results.result import Result
+from fedsgm.theory.estimates import Watched
+
+TRAFFIC = ("bytes_up", "bytes_down")
+_LAST = ("answered", "evaluated", *TRAFFIC, "frames_up", "frames_down")  # of the columns, where they are there
+
+
+def settings_of(
+    algorithm: Algorithm, problem: Task, *, clients: int, parameters: int, seeds: list[int], evaluate_every: int
+) -> dict[str, Any]:
+    """What a run is made with, as its result and checkpoints have it; a number of clients that cannot be is refused."""
+    algorithm.cohort(clients)
+    return {
+        "algorithm": describe(algorithm),
+        "problem": describe(problem),
+        "clients": clients,
+        "parameters": parameters,
+        "seeds": seeds,
+        "evaluate_every": evaluate_every,
+    }
+
+
+@struct
+class Found:
+    """The iterates that are kept of a run: the theorems' average, and the best one that was within every bound.
+
+    ``evaluated`` says of how many clients the best one's values are.
+    """
+
+    average: Any
+    weight: Any
+    best: Any
+    objective: Any
+    evaluated: Any
+
+    @classmethod
+    def start(cls, w: np.ndarray) -> Found:
+        return cls(np.zeros_like(w), np.float32(0), np.full_like(w, np.nan), np.float32(np.inf), np.array(0, np.int32))
+
+    @property
+    def averages(self) -> np.ndarray:
+        """Of every seed; not a number where every round went to the constraint alone."""
+        return np.where(np.asarray(self.weight)[:, None] > 0, self.average, np.nan)
+
+    def averaged(self, w: Any, weight: Any) -> Found:
+        """With one iterate more in the average, of the weight that its round gave the objective."""
+        total = self.weight + weight
+        share = weight / jnp.where(total > 0, total, 1)
+        return replaced(self, average=self.average + share * (w - self.average), weight=total)
+
+    def compared(self, w: Any, objective: Any, worst: Any, clients: int) -> Found:
+        """With one candidate more for the best, whose true values are those of so many clients.
+
+        Values of more clients come first: without the one that a constraint is about, many a model seems feasible.
+        """
+        to_beat = jnp.where(clients > self.evaluated, jnp.inf, self.objective)
+        better = (worst <= 0) & (clients >= self.evaluated) & (objective < to_beat)
+        new = {"best": w, "objective": objective, "evaluated": np.int32(clients)}
+        return replaced(self, **{name: jnp.where(better, value, getattr(self, name)) for name, value in new.items()})
+
+
+def row(measured: Measured, direction: Direction, reported: Mapping[str, Any], who: Any) -> dict[str, Any]:
+    """What every round records of its decision."""
+    seen = {"violation": measured.violation, "weight": direction.weight, "participants": who}
+    return seen | measured.report | dict(reported)
+
+
+def traffic(
+    statistics: Any, direction: Direction, messages: Any, broadcast: Any, who: Any, clients: int
+) -> dict[str, jax.Array]:
+    """Payload bytes of one round: up, of each participant, and down, to each client.
+
+    Statistics and messages go up; the direction goes down to the participants, the broadcast to everyone.
+    """
+    up = jax.vmap(wire.size)(messages) + wire.nbytes(statistics) // len(who)
+    down = jnp.full(clients, wire.size(broadcast)).at[who].add(wire.nbytes(direction))
+    return dict(zip(TRAFFIC, (up, down), strict=True))
+
+
+def total_traffic(
+    statistics: Iterable[Any], direction: Direction, messages: Iterable[int], broadcast: int, clients: int
+) -> dict[str, np.int64]:
+    """The same, summed, of messages that were sent: their sizes and the broadcast's are known."""
+    asked = [wire.nbytes(each) for each in statistics]
+    up, down = sum(messages) + sum(asked), clients * broadcast + len(asked) * wire.nbytes(direction)
+    return {"bytes_up": np.int64(up), "bytes_down": np.int64(down)}
+
+
+def columns(history: dict[str, np.ndarray], problem: Task) -> dict[str, np.ndarray]:
+    """In the order that every history has."""
+    first = ("objective", *problem.bounds)
+    last = [name for name in _LAST if name in history]
+    return {name: history[name] for name in (*first, *sorted(history.keys() - {*first, *last}), *last)}
+
+
+def shown(history: Mapping[str, np.ndarray], problem: Task) -> dict[str, float]:
+    """For the progress bar: means over seeds of the last round that has them, of [seeds, rounds] columns."""
+    rewarded = "reward" in history
+    found = {}
+    for name in ("reward", "cost", "weight") if rewarded else ("objective", "violation", "weight"):
+        known = history[name][:, ~np.isnan(history[name]).any(axis=0)] if name in history else np.zeros((1, 0))
+        if known.size:
+            found[name] = float(known[:, -1].mean())
+    return found | ({"budget": float(problem.bounds["cost"])} if rewarded else {})
+
+
+def held_out(problem: Task, test: Any, params: Any, like: Any = None) -> Any:
+    """Held-out examples, prepared as one client's with a leading axis; ``like`` are a client's examples, if known."""
+    if like is None and not isinstance(problem, (Problem, Watched)):
+        raise SettingError("the test data: this task has no examples, so leave test out")
+    examples = jax.tree.map(np.asarray, test)
+    if like is not None:
+        same_form(like, examples, "the test data")
+    if not length(examples, "the test data"):
+        raise SettingError("the test data has no examples")
+    check_finite(examples, "the test data")
+    return problem.prepare(Clients.from_list([examples]), params, owner="the test data")
+
+
+@jax.jit
+def values_at(task: Flat, vectors: jax.Array, data: Any) -> dict[str, jax.Array]:
+    """The true values over the clients of ``data``, of [kind, seed] parameter vectors."""
+
+    def one(w: jax.Array) -> Any:
+        return task.task.summarise(jax.vmap(functools.partial(task.evaluate, w))(data))[0]
+
+    return jax.vmap(jax.vmap(one))(vectors)
+
+
+def finished(
+    history: dict[str, np.ndarray],
+    ends: np.ndarray,
+    values: Mapping[str, Mapping[str, Any]],
+    settings: dict[str, Any],
+    problem: Task,
+    unflatten: Callable[[Any], Any],
+) -> Result:
+    """The result, of the [kind, seed] vectors of the last, average and best parameters and their values."""
+    last, average, best = (unflatten(vectors) for vectors in ends)
+    return Result(
+        history=columns(history, problem),
+        last=last,
+        average=average,
+        best_feasible=best,
+        values={
+            part: {name: np.asarray(found[name]) for name in ("objective", *problem.bounds)}
+            for part, found in values.items()
+        },
+        bounds={name: float(bound) for name, bound in problem.bounds.items()},
+        settings=settings,
+    )
+
+
+def check_promise(result: Result, problem: Task, clients: Any = None, params: Any = None) -> None:
+    """Warn where a run that was set up from theory has left it; with the data, also of what only they can tell."""
+    if Method.of(result.settings).promise is None:
+        return
+    stated = problem if clients is not None and isinstance(problem, Problem) else None
+    for sentence in theory.check(result, stated, clients, params):
+        warnings.warn(sentence, theory.TheoryWarning, stacklevel=3)

@@ -1,0 +1,218 @@
+"""What users attach from outside the package: rules, transforms, optimizers, in both engines and across a resume."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedsgm as fs
+from fedsgm.federation import Program
+from fedsgm.federation.inprocess import InProcess
+from support.runs import assert_identical, logistic, negative, positive
+
+ROUNDS = 12
+
+
+@fs.struct
+class Smoothed:
+    """A rule with a nest of vectors as state: a moving average of each violation, and how often it was the worst."""
+
+    decay: float
+
+    def init(self, constraints):
+        return {"mean": np.zeros(constraints, np.float32), "worst": (np.zeros(constraints, np.int32),)}
+
+    def decide(self, violations, state):
+        mean = self.decay * state["mean"] + (1 - self.decay) * violations
+        worst = jnp.argmax(mean)
+        weights = jax.nn.one_hot(worst, len(mean)) * jnp.float32(mean[worst] > 0)
+        state = {"mean": mean, "worst": (state["worst"][0].at[worst].add(1),)}
+        return fs.Direction(1 - jnp.sum(weights), weights), state
+
+    def report(self, state):
+        return {"smoothed": state["mean"], "worst": state["worst"][0]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Momentum:
+    """A transform with a state: a client sends a moving average of its updates."""
+
+    beta: float
+
+    def init(self, d):
+        return {"m": np.zeros(d, np.float32), "count": np.zeros((), np.int32)}
+
+    def apply(self, x, state, key):
+        m = self.beta * state["m"] + x
+        return m, {"m": m, "count": state["count"] + 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """A transform without a state."""
+
+    radius: float
+
+    def init(self, d):
+        return None
+
+    def apply(self, x, state, key):
+        return x * jnp.minimum(1, self.radius / jnp.linalg.norm(x)), state
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """A random transform."""
+
+    deviation: float
+
+    def init(self, d):
+        return None
+
+    def apply(self, x, state, key):
+        return x + self.deviation * jax.random.normal(key, x.shape), state
+
+
+PROBLEM = fs.Problem(
+    objective=logistic,
+    constraints=[
+        fs.Mean(logistic, where=positive, name="positive") <= 0.45,
+        fs.Mean(logistic, where=negative, name="negative") <= 0.5,
+    ],
+)
+TOP = fs.TopK(count=2)
+SEAMS = {
+    "rule": {"rule": Smoothed(0.5), "uplink": TOP},
+    "transforms": {"uplink": fs.chain(Clip(0.5), Momentum(0.9), Noise(0.01), TOP), "downlink": TOP},
+    "transforms alone": {"uplink": fs.chain(Momentum(0.9), Clip(0.5))},
+    "adam": {"server": optax.adam(0.05), "uplink": TOP, "downlink": TOP},
+    "schedule": {"server": optax.sgd(optax.cosine_decay_schedule(0.2, ROUNDS), momentum=0.9)},
+}
+
+
+@pytest.fixture(scope="module", params=SEAMS)
+def algorithm(request):
+    return fs.FedSGM(0.1, local_steps=2, participants=4, **{"rule": fs.Soft(10.0)} | SEAMS[request.param])
+
+
+def simulate(algorithm, clients, params, **more):
+    return fs.simulate(algorithm, PROBLEM, clients, params, **{"rounds": ROUNDS, "seed": 3, "progress": False} | more)
+
+
+def test_both_engines_take_the_same_steps_and_resume_to_the_same_bits(algorithm, clients, params, tmp_path):
+    whole = simulate(algorithm, clients, params)
+    assert np.abs(whole.last["w"] - params["w"]).max() > 0.01, "it must move"
+    kept = fs.Checkpoint(tmp_path / "simulated", every=5, resume=True)
+    simulate(algorithm, clients, params, rounds=7, checkpoint=kept)
+    assert_identical(simulate(algorithm, clients, params, checkpoint=kept), whole)
+
+    transport = InProcess.of(Program.of(algorithm, PROBLEM, params), clients, tmp_path / "clients")
+    settings = {"seed": 3, "progress": False}
+    kept = fs.Checkpoint(tmp_path / "server", resume=True)
+    fs.federate(algorithm, PROBLEM, transport, params, rounds=7, checkpoint=kept, **settings)
+    for name in transport.clients():
+        transport.restart(name)  # what a client must not forget is on its disk
+    federated = fs.federate(algorithm, PROBLEM, transport, params, rounds=ROUNDS, checkpoint=kept, **settings)
+    for name, column in whole.history.items():
+        np.testing.assert_allclose(federated.history[name], column, rtol=1e-4, atol=1e-5, err_msg=name)
+    for kind in ("last", "average"):
+        for left, right in zip(
+            jax.tree.leaves(getattr(federated, kind)), jax.tree.leaves(getattr(whole, kind)), strict=True
+        ):
+            np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5, err_msg=kind)
+
+
+def test_the_rule_s_columns_are_what_it_names(clients, params, tmp_path):
+    algorithm = fs.FedSGM(0.1, participants=4, rule=Smoothed(0.5))
+    result = simulate(algorithm, clients, params)
+    assert result.history["smoothed"].shape == (1, ROUNDS, 2)
+    np.testing.assert_array_equal(result.history["worst"].sum(axis=2)[0], np.arange(1, ROUNDS + 1))
+    result.save(tmp_path)
+    np.testing.assert_array_equal(fs.Result.load(tmp_path).history["smoothed"], result.history["smoothed"])
+    assert "multiplier" not in result.history
+
+
+def test_every_constraint_has_its_multiplier(clients, params):
+    """Of two constraints, one that can be met easily and one that cannot: one multiplier stays at zero."""
+    bounds = [fs.Mean(logistic, where=positive, name="hard") <= 0.1, fs.Mean(logistic, name="easy") <= 5.0]
+    problem = fs.Problem(objective=fs.Mean(logistic, where=negative), constraints=bounds)
+    algorithm = fs.FedSGM(0.1, rule=fs.PrimalDual(0.5))
+    result = fs.simulate(algorithm, problem, clients, params, rounds=40, progress=False)
+    multipliers = result.history["multiplier"][0]
+    assert (multipliers[:, 0] > 0).all()
+    assert (multipliers[:, 1] == 0).all()
+    np.testing.assert_array_equal(result.multiplier, multipliers[-1:])
+    np.testing.assert_allclose(result.history["weight"][0], multipliers.sum(axis=1), rtol=1e-6)
+
+
+def test_a_server_that_descends_with_the_step_size_is_the_default(clients, params):
+    plain = simulate(fs.FedSGM(0.1, 2, 4, fs.Soft(10.0), uplink=TOP), clients, params)
+    sgd = simulate(fs.FedSGM(0.1, 2, 4, fs.Soft(10.0), uplink=TOP, server=optax.sgd(0.1)), clients, params)
+    np.testing.assert_allclose(sgd.last["w"], plain.last["w"], rtol=1e-5)
+
+
+def test_adam_on_the_server_is_adam_on_the_mean_gradient(clients, params):
+    """One local step, all clients, no constraint: optax's own loop over the gradient of the mean loss."""
+    problem = fs.Problem(objective=logistic)
+    algorithm = fs.FedSGM(0.1, server=optax.adam(0.05))
+    found = fs.simulate(algorithm, problem, clients, params, rounds=10, progress=False).last
+
+    def mean_loss(params):
+        each = [jnp.mean(jax.vmap(logistic, (None, 0))(params, clients[j])) for j in range(len(clients))]
+        return jnp.mean(jnp.stack(each))
+
+    optimizer = optax.adam(0.05)
+    state = optimizer.init(params)
+    gradient = jax.jit(jax.grad(mean_loss))
+    for _ in range(10):
+        step, state = optimizer.update(gradient(params), state, params)
+        params = optax.apply_updates(params, step)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, params)
+
+
+def test_another_optimizer_is_another_run(clients, params, tmp_path):
+    """Its settings are in closures; a checkpoint must tell 0.05 from 0.06 all the same."""
+    simulate(fs.FedSGM(0.1, server=optax.adam(0.05)), clients, params, rounds=2, checkpoint=tmp_path)
+    other = fs.FedSGM(0.1, server=optax.adam(0.06))
+    with pytest.raises(fs.CheckpointError, match="step_size"):
+        simulate(other, clients, params, rounds=3, checkpoint=fs.Checkpoint(tmp_path, resume=True))
+
+
+def test_a_client_s_whole_memory_is_rolled_back(clients, params, tmp_path):
+    """Where a server is stopped before it used an update, the transform's state goes back as well."""
+    algorithm = fs.FedSGM(0.1, 2, uplink=fs.chain(Momentum(0.9), TOP))
+    program = Program.of(algorithm, PROBLEM, params)
+    transport = InProcess.of(program, clients, tmp_path)
+    fs.federate(algorithm, PROBLEM, transport, params, rounds=3, seed=1, progress=False)
+    for name in transport.clients():
+        state = transport.processes[name].state
+        disk = transport.processes[name].store.read()
+        jax.tree.map(np.testing.assert_array_equal, disk.memory, state.memory)
+        assert disk.memory.transforms[0]["count"] == 3
+        assert disk.sent.before.transforms[0]["count"] == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fs.chain(), "chain: give it links, such as chain"),
+        (lambda: fs.chain(TOP, Clip(1.0)), "chain: TopK.* is link 1 of 2, but a compressor must be the last"),
+        (lambda: fs.chain(Clip, TOP), "chain: .*Clip'> is no link; a transform has init and apply"),
+        (lambda: fs.chain("topk"), "chain: 'topk' is no link"),
+        (lambda: fs.FedSGM(0.1, downlink=fs.chain(Clip(1.0), TOP)), "downlink=Chain.*, but it must be a compressor"),
+        (lambda: fs.FedSGM(0.1, uplink=Clip(1.0)), "uplink=Clip.*, but it must be a compressor, .* or a chain"),
+        (lambda: fs.FedSGM(0.1, server="adam"), "server='adam', but it must be an optimizer, such as optax.adam"),
+        (lambda: fs.FedSGM(0.1, rule=Clip(1.0)), "rule=Clip.*, but it must be a rule, for instance Hard"),
+    ],
+)
+def test_refuses(make, message):
+    with pytest.raises(fs.SettingError, match=message):
+        make()
+
+
+def test_theory_is_for_compressors(clients, params):
+    with pytest.raises(fs.SettingError, match="from_theory: the theorems are for compressors"):
+        fs.FedSGM.from_theory(PROBLEM, clients, params, rounds=10, distance=1.0, uplink=fs.chain(Clip(1.0), TOP))
