@@ -5,10 +5,9 @@ from fedsgm.base.errors import CheckpointError, ClientError, FederationError, Fe
 from fedsgm.base.structs import static, struct
 from fedsgm.core import wire
 from fedsgm.core.algorithm import FedSGM
-from fedsgm.core.chain import chain
 from fedsgm.core.compression import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, TopK
-from fedsgm.core.problem import Problem
-from fedsgm.core.quantities import Constraint, Mean, Statistic
+from fedsgm.core.feedback import chain
+from fedsgm.core.problem import Constraint, Mean, Problem, Statistic
 from fedsgm.core.rules import Direction, Hard, Penalty, PrimalDual, Soft, Unconstrained
 from fedsgm.data import Clients, by, dirichlet, iid, split
 from fedsgm.engines.checkpoint import Checkpoint

@@ -7,9 +7,8 @@ import pytest
 
 import fedsgm as fs
 from fedsgm.base.layout import Layout
-from fedsgm.core.algorithm import RoundKeys
+from fedsgm.core.algorithm import Flat, RoundKeys
 from fedsgm.core.feedback import Memory
-from fedsgm.core.task import Flat
 
 D = 6
 

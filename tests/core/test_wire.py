@@ -15,7 +15,7 @@ from scipy.special import gammaln
 
 import fedsgm as fs
 from fedsgm.core import wire
-from fedsgm.core.bits import from_bits, position, to_bits, to_bytes, unsigned, varint
+from fedsgm.core.bits import from_bits, position, to_bits, to_bytes, unsigned
 from fedsgm.core.compression import Coded, Dense, Sparse
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -146,7 +146,7 @@ def test_numbers_of_any_width_are_their_last_bits(width):
 
 
 def test_bytes_by_hand():
-    assert [varint(n) for n in (0, 127, 128, 300, 2**31 - 1)] == [
+    assert [wire._varint(n) for n in (0, 127, 128, 300, 2**31 - 1)] == [
         b"\0", b"\x7f", b"\x80\x01", b"\xac\x02", b"\xff\xff\xff\xff\x07"
     ]  # fmt: skip
     for order in "<>":

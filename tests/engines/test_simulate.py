@@ -9,7 +9,7 @@ import pytest
 
 import fedsgm as fs
 from fedsgm.base.layout import Layout
-from fedsgm.core.task import Flat
+from fedsgm.core.algorithm import Flat
 from support.runs import EVERYTHING, assert_identical, logistic, negative, positive
 
 engine = importlib.import_module("fedsgm.engines.simulate")  # the package's attribute of that name is the function

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import fedsgm as fs
 from fedsgm.federation import Client, Failure, Program
 from fedsgm.federation.inprocess import Fault, InProcess, seeded
-from fedsgm.federation.model import Followed
+from fedsgm.federation.panel import Followed
 from fedsgm.federation.program import At
 from fedsgm.federation.protocol import Kind, Reply, Request, pack, unpack
 from fedsgm.federation.run import TRIES

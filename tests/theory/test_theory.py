@@ -15,7 +15,7 @@ from optax.projections import projection_box, projection_l2_ball
 import fedsgm as fs
 from fedsgm import theory
 from fedsgm.base.layout import Layout
-from fedsgm.core.task import Flat
+from fedsgm.core.algorithm import Flat
 from fedsgm.engines.simulate import Compiled, Draw, _round, _start
 from fedsgm.theory import estimates
 

@@ -22,16 +22,45 @@ import jax
 import jax.numpy as jnp
 
 from fedsgm.base.errors import SettingError
+from fedsgm.base.layout import Layout
 from fedsgm.base.structs import aside, check_count, check_number, check_participants, replaced, static, struct
 from fedsgm.core import feedback
-from fedsgm.core.chain import Uplink, check_downlink, check_uplink
 from fedsgm.core.compression import Compressor, Identity, Message
-from fedsgm.core.feedback import Memory
-from fedsgm.core.rules import Direction, Hard, Rule
-from fedsgm.core.task import Flat, Measured
+from fedsgm.core.feedback import Memory, Uplink, check_downlink, check_uplink
+from fedsgm.core.rules import Direction, Hard, Measured, Rule
+from fedsgm.core.task import Task
 
 if TYPE_CHECKING:
     import optax
+
+
+@struct
+class Flat:
+    """A task that speaks of flat vectors."""
+
+    task: Task
+    layout: Layout = static()
+
+    def at(self, round: jax.Array) -> Flat:
+        return Flat(self.task.at(round), self.layout)
+
+    def measure(self, w: jax.Array, data: Any, key: jax.Array, batch_size: int | None) -> tuple[Any, Any]:
+        return self.task.measure(self.layout.unflatten(w), data, key, batch_size=batch_size)
+
+    def direction(
+        self, w: jax.Array, direction: Direction, data: Any, kept: Any, key: jax.Array, batch_size: int | None
+    ) -> jax.Array:
+        step = self.task.direction(self.layout.unflatten(w), direction, data, kept, key, batch_size=batch_size)
+        return self.layout.flatten(step)
+
+    def inspect(self, before: jax.Array, after: jax.Array, kept: Any) -> dict[str, jax.Array]:
+        return self.task.inspect(self.layout.unflatten(before), self.layout.unflatten(after), kept)
+
+    def evaluate(self, w: jax.Array, data: Any) -> Any:
+        return self.task.evaluate(self.layout.unflatten(w), data, jax.random.key(0))
+
+    def project(self, project: Callable[[Any], Any] | None, w: jax.Array) -> jax.Array:
+        return w if project is None else self.layout.flatten(project(self.layout.unflatten(w)))
 
 
 class Algorithm(Protocol):

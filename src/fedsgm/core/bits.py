@@ -32,12 +32,6 @@ def to_bytes(values: np.ndarray) -> bytes:
     return values.astype(values.dtype.newbyteorder("<")).tobytes()
 
 
-def varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the top bit says that more follow."""
-    groups = [number >> shift & 0x7F for shift in range(0, max(number.bit_length(), 1), 7)]
-    return bytes([*(group | 0x80 for group in groups[:-1]), groups[-1]])
-
-
 def position(data: np.ndarray, k: int) -> int:
     """How many bits it takes to have ``k`` that are set."""
     if not k:

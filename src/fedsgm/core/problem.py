@@ -1,7 +1,8 @@
 """What is minimised and subject to what, said in functions of one example.
 
-A :class:`Problem` is also the supervised *task* that the algorithm runs: it turns those functions into the
-two things a client does, ``measure`` its constraints and give a ``direction`` for one local step.
+Quantities are means over clients or statistics over everybody; a bound makes a constraint of one. A :class:`Problem` is
+also the supervised *task* that the algorithm runs: it turns those functions into the two things a client does,
+``measure`` its constraints and give a ``direction`` for one local step.
 """
 
 from __future__ import annotations
@@ -14,11 +15,138 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.base.errors import SettingError
-from fedsgm.base.structs import static, struct
-from fedsgm.core.quantities import Constraint, Mean, PerExample, Quantity, Statistic
-from fedsgm.core.rules import Direction
-from fedsgm.core.task import COLUMNS, Measured
+from fedsgm.base.structs import check_number, static, struct
+from fedsgm.core.checks import weights_of
+from fedsgm.core.rules import Direction, Measured
+from fedsgm.core.task import COLUMNS
 from fedsgm.data.clients import Clients
+
+PerExample = Callable[[Any, Any], jax.Array]
+
+
+@struct
+class Mean:
+    """The mean of ``fn(params, example)`` over a client's examples, or over those ``where`` selects.
+
+    The server averages the clients' means equally, as Algorithm 1 does. ``quantity <= bound`` makes
+    a constraint of it.
+    """
+
+    fn: PerExample = static()
+    where: Callable[[Any], Any] | None = static(default=None)
+    name: str | None = static(default=None)
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise SettingError(f"Mean: fn={self.fn!r}, but it must be a function of (params, example)")
+        if self.where is not None and not callable(self.where):
+            raise SettingError(f"Mean: where={self.where!r}, but it must be a function of one example")
+
+    def __le__(self, bound: float) -> Constraint:
+        return Constraint(self, bound)
+
+    @property
+    def label(self) -> str:
+        return self.name or str(getattr(self.fn, "__name__", "constraint"))
+
+    # What the server and the client make of it; a Statistic answers the same four.
+
+    def pool(self, statistics: jax.Array) -> jax.Array:
+        """What the server makes of the participants' statistics."""
+        return jnp.mean(statistics, axis=0)
+
+    def measured(self, pooled: jax.Array) -> jax.Array:
+        """The number that is compared with the bound."""
+        return pooled
+
+    def guide(self, pooled: jax.Array, participants: int) -> None:
+        """What a client must be told to form its gradient."""
+        return
+
+    def local(self, value: jax.Array, guide: None) -> jax.Array:
+        """The number whose gradient a client follows."""
+        return value
+
+
+@struct
+class Statistic:
+    """A number that is no mean over clients, such as a difference of rates over everybody.
+
+    ``sums(params, example)`` gives one example's contributions, a pytree of numbers; they are added over a
+    client's examples and over the participants, and ``value(total)`` is the quantity. Where it is undefined, as
+    the rate of a group that no participant has, ``value`` is NaN and the round passes this constraint over.
+
+    Args:
+        gradient: ``"linearized"``: the server sends the derivative of ``value`` at the participants' total, so that
+            the mean of the clients' gradients is exactly the gradient of the pooled value at E = 1. ``"local"`` is
+            the paper's reading: each client descends the value of its own sums.
+        switch_on: another function of the total that is reported, compared with the bound and switched on, while the
+            gradient is that of ``value``: a true rate beside its smooth surrogate.
+        members: the counts in the total that must not be zero over all clients, so that a group that nobody has
+            is found before the run.
+    """
+
+    sums: Callable[[Any, Any], Any] = static()
+    value: Callable[[Any], jax.Array] = static()
+    name: str | None = static(default=None)
+    gradient: str = static(default="linearized")
+    switch_on: Callable[[Any], jax.Array] | None = static(default=None)
+    members: Callable[[Any], jax.Array] | None = static(default=None)
+
+    def __post_init__(self) -> None:
+        for name in ("sums", "value", "switch_on", "members"):
+            given = getattr(self, name)
+            if not callable(given) and not (given is None and name in ("switch_on", "members")):
+                raise SettingError(f"Statistic: {name}={given!r}, but it must be a function")
+        if self.gradient not in ("linearized", "local"):
+            raise SettingError(f"Statistic: gradient={self.gradient!r}, but it must be 'linearized' or 'local'")
+
+    def __le__(self, bound: float) -> Constraint:
+        return Constraint(self, bound)
+
+    @property
+    def label(self) -> str:
+        return self.name or str(getattr(self.value, "__name__", "constraint"))
+
+    def pool(self, statistics: Any) -> Any:
+        return jax.tree.map(lambda a: jnp.sum(a, axis=0), statistics)
+
+    def measured(self, total: Any) -> jax.Array:
+        return (self.switch_on or self.value)(total)
+
+    def guide(self, total: Any, participants: int) -> Any:
+        """The derivative of the value at the total, times m: the server takes a mean of m messages."""
+        if self.gradient == "local":
+            return None
+        slope = jax.grad(self.value)(total)
+        return jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), participants * a, 0), slope)
+
+    def local(self, sums: Any, guide: Any) -> jax.Array:
+        if self.gradient == "linearized":
+            products = jax.tree.map(lambda a, b: jnp.sum(a * b), guide, sums)
+            return jnp.sum(jnp.stack(jax.tree.leaves(products)))
+        own = self.value(sums)
+        return jnp.where(jnp.isnan(own), 0.0, own)
+
+
+Quantity = Mean | Statistic
+
+
+@struct
+class Constraint:
+    """``quantity <= bound``; a violation is measured in units of ``scale``."""
+
+    quantity: Quantity
+    bound: float
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("Constraint", "bound", self.bound)
+        check_number("Constraint", "scale", self.scale, above=0)
+
+    @property
+    def name(self) -> str:
+        return self.quantity.label
 
 
 @struct
@@ -111,23 +239,8 @@ class Problem:
             kind = type(clients).__name__
             raise SettingError(f"clients: a {kind}, but it must be Clients; use split(...) or Clients.from_list(...)")
         labels = ("the objective", *(f"the constraint {name!r}" for name in self.names))
-        example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), clients.examples)
-        present = np.arange(clients.longest) < clients.counts[:, None]
-        weights = []
-        for quantity, label in zip(self.quantities, labels, strict=True):
-            if isinstance(quantity, Statistic):
-                _check_statistic(quantity, clients, params, label, owner, everybody)
-                weights.append(present.astype(np.float32))
-                continue
-            _check_scalar(jax.eval_shape(quantity.fn, params, example), f"{label}: its function", "per example")
-            chosen = present & _select(quantity.where, clients.examples, label)
-            sizes = chosen.sum(axis=1)
-            if not sizes.all():
-                who = f"{owner} {int(np.argmin(sizes > 0))}" if owner == "client" else owner
-                raise SettingError(
-                    f"{who} has no example that {label} averages over; split the data so that each has one"
-                )
-            weights.append((chosen / sizes[:, None]).astype(np.float32))
+        each = zip(self.quantities, labels, strict=True)
+        weights = [weights_of(quantity, label, clients, params, owner, everybody) for quantity, label in each]
         return Examples(clients.examples, np.stack(weights, axis=1), clients.counts.astype(np.int32))
 
     def prepare_one(self, data: Any, params: Any) -> Examples:
@@ -204,15 +317,13 @@ class Problem:
     def _active(self, violations: jax.Array, key: jax.Array) -> jax.Array:
         """The weights of the constraints' gradients in a constraint step."""
         largest = jax.nn.one_hot(jnp.argmax(violations), len(self.constraints))
-        violated = violations > 0
         if self.follow == "largest":
             return largest
-        if self.follow == "random":
-            draw = jax.random.uniform(key, violations.shape) * violated
-            chosen = jax.nn.one_hot(jnp.argmax(draw), len(self.constraints))
-        else:
-            chosen = violated.astype(jnp.float32)
-        return jnp.where(jnp.any(violated), chosen, largest)
+        violated = jnp.float32(violations > 0)
+        if self.follow == "sum":
+            return jnp.where(jnp.any(violated), violated, largest)
+        draw = jax.random.uniform(key, violations.shape) * violated
+        return jnp.where(jnp.any(violated), jax.nn.one_hot(jnp.argmax(draw), len(violated)), largest)
 
     def _violations(self, values: jax.Array, tolerance: Any) -> jax.Array:
         bounds = jnp.array([c.bound for c in self.constraints], jnp.float32)
@@ -236,53 +347,3 @@ class Problem:
             weights = data.weights if len(sharing) == len(self.quantities) else data.weights[np.array(sharing)]
             found |= zip(sharing, weights @ jax.vmap(fn, over_examples)(params, data.examples), strict=True)
         return tuple(found[i] for i in which)
-
-
-def _check_scalar(out: Any, what: str, per: str) -> None:
-    shape = getattr(out, "shape", None)
-    if shape != () or not jnp.issubdtype(out.dtype, jnp.floating):
-        got = f"a {type(out).__name__}" if shape is None else f"shape {shape}" if shape else f"type {out.dtype}"
-        raise SettingError(f"{what} must return one floating-point number {per}, but it returned {got}")
-
-
-def _check_statistic(
-    quantity: Statistic, clients: Clients, params: Any, label: str, owner: str, everybody: bool
-) -> None:
-    """The functions fit each other, and over everybody the value is defined where the run starts."""
-
-    def pooled(params: Any, examples: Any, present: Any) -> Any:
-        each = jax.vmap(jax.vmap(quantity.sums, (None, 0)), (None, 0))(params, examples)
-        return jax.tree.map(lambda a: jnp.tensordot(present, a.astype(jnp.float32), 2), each)
-
-    present = (np.arange(clients.longest) < clients.counts[:, None]).astype(np.float32)
-    shapes = jax.eval_shape(pooled, params, clients.examples, present)
-    for name in ("value", "switch_on"):
-        function = getattr(quantity, name)
-        if function is not None:
-            _check_scalar(jax.eval_shape(function, shapes), f"{label}: its {name}", "for the total")
-    if not everybody:
-        return
-    total = jax.jit(pooled)(params, clients.examples, present)
-    who = "no client" if owner == "client" else owner
-    if quantity.members is not None:
-        counts = np.asarray(quantity.members(total))
-        if not (counts > 0).all():
-            group = ", ".join(map(str, np.argwhere(counts <= 0)[0]))
-            has = "has" if owner == "client" else "does not have"
-            raise SettingError(
-                f"{who} {has} an example of group {group}, which {label} compares; drop the group or add data"
-            )
-    if not np.isfinite(float(quantity.measured(total))):
-        raise SettingError(f"{label} is not a number over all data at the starting parameters; check its functions")
-
-
-def _select(where: Callable[[Any], Any] | None, examples: Any, label: str) -> np.ndarray:
-    """``where`` on every example of every client, as booleans."""
-    if where is None:
-        return np.ones((), bool)
-    chosen = jax.vmap(jax.vmap(where))(examples)
-    shape = getattr(chosen, "shape", None)
-    if shape is None or len(shape) != 2:
-        got = f"a {type(chosen).__name__}" if shape is None else f"shape {shape[2:]}"
-        raise SettingError(f"{label}: where must return one truth value per example, but it returned {got}")
-    return np.asarray(chosen, bool)

@@ -6,13 +6,32 @@ answers with the weights of the gradients. It may carry any pytree from round to
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.base.structs import check_number, struct
+
+
+def largest(violations: jax.Array) -> jax.Array:
+    """The violation that most rules go by; minus infinity where there is no constraint."""
+    return jnp.max(violations, initial=-jnp.inf)
+
+
+class Measured(NamedTuple):
+    """What the server makes of the participants' statistics."""
+
+    violations: jax.Array  # of each constraint
+    guide: Any
+    report: dict[str, jax.Array]
+    scale: Any = 1.0  # of the constraint with the largest violation; its gradient is in the constraint's own units
+
+    @property
+    def violation(self) -> jax.Array:
+        """The largest."""
+        return largest(self.violations)
 
 
 @struct
@@ -47,11 +66,6 @@ class Rule(Protocol):
     def report(self, state: Any) -> dict[str, jax.Array]:
         """What of the state is recorded in every round, by the name of its column."""
         ...
-
-
-def largest(violations: jax.Array) -> jax.Array:
-    """The violation that most rules go by; minus infinity where there is no constraint."""
-    return jnp.max(violations, initial=-jnp.inf)
 
 
 class _Stateless:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.base.errors import WireError
-from fedsgm.core.bits import from_bits, position, to_bits, to_bytes, unsigned, varint
+from fedsgm.core.bits import from_bits, position, to_bits, to_bytes, unsigned
 from fedsgm.core.compression import Coded, Dense, Message, Sparse
 
 __all__ = ["WireError", "decode", "encode", "nbytes", "size"]
@@ -54,7 +54,7 @@ def encode(message: Message, d: int) -> bytes:
         raise WireError(f"the message is about {entries} entries, but the vector has {d}")
     pieces = [bytes([_MAGIC, _VERSION])]
     if isinstance(message, tuple):
-        pieces.append(bytes([_TUPLE << 4]) + varint(len(message)))
+        pieces.append(bytes([_TUPLE << 4]) + _varint(len(message)))
     for part in message if isinstance(message, tuple) else (message,):
         if isinstance(part, Sparse):
             pieces += _encode_sparse(part)
@@ -102,7 +102,7 @@ def size(message: Message) -> jax.Array:
     _check(message)
     total: Any = 2 + 4
     if isinstance(message, tuple):
-        total += 1 + len(varint(len(message)))
+        total += 1 + len(_varint(len(message)))
     for part in message if isinstance(message, tuple) else (message,):
         total += len(_head(part))
         if isinstance(part, Coded):
@@ -153,12 +153,12 @@ def _head(part: Any, bitmap: bool = False) -> bytes:
     """What a part begins with: its kind, its number of entries, and how many of them or of scales it has."""
     if isinstance(part, Coded):
         kind, detail, counts = _KINDS[part.codes.dtype], part.bits - 1, (part.codes.shape[0], part.scales.shape[0])
-        return bytes([kind << 4 | detail]) + b"".join(map(varint, counts))
+        return bytes([kind << 4 | detail]) + b"".join(map(_varint, counts))
     detail = _VALUES.index(part.values.dtype)
     if isinstance(part, Sparse):
         kind = _BITMAP if bitmap else _RICE
-        return bytes([kind << 4 | detail]) + varint(part.size) + varint(part.values.shape[0])
-    return bytes([_DENSE << 4 | detail]) + varint(part.values.shape[0])
+        return bytes([kind << 4 | detail]) + _varint(part.size) + _varint(part.values.shape[0])
+    return bytes([_DENSE << 4 | detail]) + _varint(part.values.shape[0])
 
 
 def _rice(d: int, k: int) -> int:
@@ -227,6 +227,12 @@ def _encode_codes(codes: np.ndarray, bits: int) -> bytes:
     if (numbers << spare >> spare != numbers).any():
         raise WireError(f"a code does not fit into {bits} bits")
     return np.packbits(to_bits(numbers.view(f"u{codes.itemsize}"), bits)).tobytes()
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first; the top bit says that more follow."""
+    groups = [number >> shift & 0x7F for shift in range(0, max(number.bit_length(), 1), 7)]
+    return bytes([*(group | 0x80 for group in groups[:-1]), groups[-1]])
 
 
 class _Reader:

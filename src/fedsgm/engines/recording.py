@@ -20,10 +20,10 @@ from fedsgm.base.describe import describe
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import replaced, struct
 from fedsgm.core import wire
-from fedsgm.core.algorithm import Algorithm
+from fedsgm.core.algorithm import Algorithm, Flat
 from fedsgm.core.problem import Problem
-from fedsgm.core.rules import Direction
-from fedsgm.core.task import Flat, Measured, Task
+from fedsgm.core.rules import Direction, Measured
+from fedsgm.core.task import Task
 from fedsgm.data.clients import Clients, check_finite, length, same_form
 from fedsgm.results.method import Method
 from fedsgm.results.result import Result

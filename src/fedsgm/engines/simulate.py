@@ -21,8 +21,8 @@ from fedsgm.base.errors import ClientError, SettingError
 from fedsgm.base.layout import Layout
 from fedsgm.base.progress import Progress
 from fedsgm.base.structs import as_float32, check_count, replaced, static, struct
-from fedsgm.core.algorithm import Algorithm, RoundKeys
-from fedsgm.core.task import Flat, Task
+from fedsgm.core.algorithm import Algorithm, Flat, RoundKeys
+from fedsgm.core.task import Task
 from fedsgm.data.clients import Clients
 from fedsgm.engines import checkpoint as checkpoints
 from fedsgm.engines import recording

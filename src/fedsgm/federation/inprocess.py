@@ -18,12 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.core import wire
-from fedsgm.core.chain import compressor_of
+from fedsgm.core.feedback import compressor_of
 from fedsgm.data.clients import Clients
-from fedsgm.federation.client import Client
+from fedsgm.federation.client import Client, State, Store
 from fedsgm.federation.program import Program
 from fedsgm.federation.protocol import Failure, Kind, Reply, Request, pack, unpack
-from fedsgm.federation.state import State, Store
 
 
 class Fault(enum.Enum):

@@ -24,11 +24,11 @@ from fedsgm.base.errors import WireError
 from fedsgm.base.layout import Layout
 from fedsgm.base.structs import as_float32, struct
 from fedsgm.core import feedback, wire
-from fedsgm.core.algorithm import FedSGM, RoundKeys
-from fedsgm.core.chain import Uplink, compressor_of
+from fedsgm.core.algorithm import FedSGM, Flat, RoundKeys
 from fedsgm.core.compression import Message
-from fedsgm.core.rules import Direction
-from fedsgm.core.task import Flat, Measured, Task
+from fedsgm.core.feedback import Uplink, compressor_of
+from fedsgm.core.rules import Direction, Measured
+from fedsgm.core.task import Task
 from fedsgm.federation.protocol import VERSION, FrameError
 
 

@@ -150,6 +150,11 @@ def checksum_of(frame: bytes) -> int:
     return int(_CHECKSUM.unpack(frame[-_CHECKSUM.size :])[0]) if len(frame) >= _CHECKSUM.size else 0
 
 
+def checksum(vector: np.ndarray) -> int:
+    """Of a model, to tell two apart."""
+    return zlib.crc32(np.ascontiguousarray(vector, np.float32).data)
+
+
 def _open(data: bytes, header: struct.Struct) -> tuple[tuple[Any, ...], bytes]:
     """The header's fields after magic and version, and what follows it."""
     if len(data) < header.size + _CHECKSUM.size or data[:2] != _MAGIC:

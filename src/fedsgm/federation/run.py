@@ -18,12 +18,10 @@ from fedsgm.base.structs import as_float32, replaced
 from fedsgm.core.rules import Direction
 from fedsgm.engines import checkpoint as checkpoints
 from fedsgm.engines import recording
-from fedsgm.engines.checkpoint import Checkpoint, Saved
-from fedsgm.engines.journal import Journal
+from fedsgm.engines.checkpoint import Checkpoint, Journal, Saved
 from fedsgm.engines.recording import Found
 from fedsgm.federation.answers import NOT_FINITE, WRONG_SHAPE, Forms, Reasons, Report, Update, absurd
-from fedsgm.federation.model import Followed
-from fedsgm.federation.panel import Account, Panel
+from fedsgm.federation.panel import Account, Followed, Panel
 from fedsgm.federation.program import At, Program
 from fedsgm.federation.protocol import Kind, Transport, pack
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_count, check_number, static, struct
+from fedsgm.core.algorithm import Flat
 from fedsgm.core.compression import Dense
-from fedsgm.core.rules import Direction
-from fedsgm.core.task import Flat, Measured
+from fedsgm.core.rules import Direction, Measured
 
 
 @struct

@@ -18,8 +18,7 @@ from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_count
 from fedsgm.core.algorithm import FedSGM
 from fedsgm.core.compression import Identity
-from fedsgm.core.problem import Problem
-from fedsgm.core.quantities import Constraint, Mean
+from fedsgm.core.problem import Constraint, Mean, Problem
 from fedsgm.core.rules import Soft
 from fedsgm.data import Clients
 from fedsgm.data.table import numbered

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_count
-from fedsgm.core.quantities import PerExample, Statistic
+from fedsgm.core.problem import PerExample, Statistic
 
 
 def demographic_parity(

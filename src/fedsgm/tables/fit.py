@@ -15,8 +15,7 @@ import numpy as np
 from fedsgm.base.errors import SettingError
 from fedsgm.base.files import write_atomically
 from fedsgm.base.structs import check_count
-from fedsgm.core.problem import Problem
-from fedsgm.core.quantities import Mean
+from fedsgm.core.problem import Mean, Problem
 from fedsgm.data import Clients
 from fedsgm.data.table import MOST_CATEGORIES, Encoder, Table, as_text, column, numbered
 from fedsgm.results.result import KINDS, Result

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from fedsgm.base.errors import SettingError
-from fedsgm.core.quantities import Constraint
+from fedsgm.core.problem import Constraint
 from fedsgm.tables import fairness
 from fedsgm.tables.models import MLP
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedsgm.base.errors import SettingError
-from fedsgm.core.problem import Problem
-from fedsgm.core.quantities import Mean
+from fedsgm.core.problem import Mean, Problem
 from fedsgm.data import Clients, dirichlet, split
 from fedsgm.data.adult import adult
 from fedsgm.data.table import Encoder, Table

@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 from fedsgm.base.structs import check_count
-from fedsgm.core.problem import Problem
-from fedsgm.core.quantities import Mean
+from fedsgm.core.problem import Mean, Problem
 from fedsgm.data import Clients, iid, split
 from fedsgm.data.breast_cancer import breast_cancer
 from fedsgm.tables.models import cross_entropy

@@ -23,8 +23,7 @@ import numpy as np
 from fedsgm.base.errors import SettingError
 from fedsgm.base.layout import Layout
 from fedsgm.base.structs import check_number, static, struct
-from fedsgm.core.problem import Problem
-from fedsgm.core.quantities import Mean
+from fedsgm.core.problem import Mean, Problem
 from fedsgm.theory import estimates
 
 _OUTER, _INNER = 40, 2000  # multiplier updates, and steps of each minimisation at most

@@ -17,10 +17,8 @@ import numpy as np
 from fedsgm.base.errors import SettingError
 from fedsgm.base.layout import Layout
 from fedsgm.base.structs import struct
-from fedsgm.core.problem import Problem
-from fedsgm.core.quantities import Mean
-from fedsgm.core.rules import Direction
-from fedsgm.core.task import Measured
+from fedsgm.core.problem import Mean, Problem
+from fedsgm.core.rules import Direction, Measured
 
 Project = Callable[[Any], Any]
 FAR = 1e6  # a point at this distance stands for one at infinity

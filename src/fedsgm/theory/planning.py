@@ -7,10 +7,9 @@ import math
 from typing import Any
 
 from fedsgm.base.errors import SettingError
-from fedsgm.core.chain import Chain
 from fedsgm.core.compression import Identity, Layerwise, Natural, RandK
-from fedsgm.core.problem import Problem
-from fedsgm.core.quantities import Mean
+from fedsgm.core.feedback import Chain
+from fedsgm.core.problem import Mean, Problem
 from fedsgm.core.rules import Hard, Soft
 from fedsgm.theory import estimates
 from fedsgm.theory.guarantees import guarantee

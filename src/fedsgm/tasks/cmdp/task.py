@@ -12,8 +12,7 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_count, check_number, replaced, static, struct
-from fedsgm.core.rules import Direction
-from fedsgm.core.task import Measured
+from fedsgm.core.rules import Direction, Measured
 from fedsgm.tasks.cmdp import trpo
 from fedsgm.tasks.cmdp.environment import Environment, Steps, check, episodes, rollout
 from fedsgm.tasks.cmdp.policies import MLP, Policy

@@ -1,0 +1,77 @@
+"""Before anything runs: what a problem's functions must be, and how much each example weighs in a quantity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedsgm.base.errors import SettingError
+from fedsgm.data.clients import Clients
+
+
+def weights_of(quantity: Any, label: str, clients: Clients, params: Any, owner: str, everybody: bool) -> np.ndarray:
+    """The [clients, examples] weights of a quantity: 1 in a statistic, 1/count in a mean, 0 on padding."""
+    present = np.arange(clients.longest) < clients.counts[:, None]
+    if hasattr(quantity, "sums"):
+        _check_statistic(quantity, clients, params, label, owner, everybody)
+        return present.astype(np.float32)
+    example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), clients.examples)
+    _check_scalar(jax.eval_shape(quantity.fn, params, example), f"{label}: its function", "per example")
+    chosen = present & _select(quantity.where, clients.examples, label)
+    sizes = chosen.sum(axis=1)
+    if not sizes.all():
+        who = f"{owner} {int(np.argmin(sizes > 0))}" if owner == "client" else owner
+        raise SettingError(f"{who} has no example that {label} averages over; split the data so that each has one")
+    return (chosen / sizes[:, None]).astype(np.float32)
+
+
+def _check_scalar(out: Any, what: str, per: str) -> None:
+    shape = getattr(out, "shape", None)
+    if shape != () or not jnp.issubdtype(out.dtype, jnp.floating):
+        got = f"a {type(out).__name__}" if shape is None else f"shape {shape}" if shape else f"type {out.dtype}"
+        raise SettingError(f"{what} must return one floating-point number {per}, but it returned {got}")
+
+
+def _check_statistic(quantity: Any, clients: Clients, params: Any, label: str, owner: str, everybody: bool) -> None:
+    """The functions fit each other, and over everybody the value is defined where the run starts."""
+
+    def pooled(params: Any, examples: Any, present: Any) -> Any:
+        each = jax.vmap(jax.vmap(quantity.sums, (None, 0)), (None, 0))(params, examples)
+        return jax.tree.map(lambda a: jnp.tensordot(present, a.astype(jnp.float32), 2), each)
+
+    present = (np.arange(clients.longest) < clients.counts[:, None]).astype(np.float32)
+    shapes = jax.eval_shape(pooled, params, clients.examples, present)
+    for name in ("value", "switch_on"):
+        function = getattr(quantity, name)
+        if function is not None:
+            _check_scalar(jax.eval_shape(function, shapes), f"{label}: its {name}", "for the total")
+    if not everybody:
+        return
+    total = jax.jit(pooled)(params, clients.examples, present)
+    who = "no client" if owner == "client" else owner
+    if quantity.members is not None:
+        counts = np.asarray(quantity.members(total))
+        if not (counts > 0).all():
+            group = ", ".join(map(str, np.argwhere(counts <= 0)[0]))
+            has = "has" if owner == "client" else "does not have"
+            raise SettingError(
+                f"{who} {has} an example of group {group}, which {label} compares; drop the group or add data"
+            )
+    if not np.isfinite(float(quantity.measured(total))):
+        raise SettingError(f"{label} is not a number over all data at the starting parameters; check its functions")
+
+
+def _select(where: Callable[[Any], Any] | None, examples: Any, label: str) -> np.ndarray:
+    """``where`` on every example of every client, as booleans."""
+    if where is None:
+        return np.ones((), bool)
+    chosen = jax.vmap(jax.vmap(where))(examples)
+    shape = getattr(chosen, "shape", None)
+    if shape is None or len(shape) != 2:
+        got = f"a {type(chosen).__name__}" if shape is None else f"shape {shape[2:]}"
+        raise SettingError(f"{label}: where must return one truth value per example, but it returned {got}")
+    return np.asarray(chosen, bool)
