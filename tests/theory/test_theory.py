@@ -444,7 +444,7 @@ def test_drift_and_memories_stay_under_their_lemmas(participants):
             return far
 
         drift = jax.vmap(client)(data)
-        return drift, jnp.linalg.norm(before.memory, axis=1), jnp.linalg.norm(before.server.model - w)
+        return drift, jnp.linalg.norm(before.memory.error, axis=1), jnp.linalg.norm(before.server.model - w)
 
     drift, memory, apart = rounds_of(on, promised, record, uplink=top, downlink=top)
     limits = (
