@@ -1,4 +1,4 @@
-"""The engine against Algorithm 1 written out as a plain NumPy loop, for every combination of its options."""
+"""The engine against Algorithm 1 written out as a plain NumPy loop, with its options in many combinations."""
 
 import functools
 import itertools
@@ -63,7 +63,9 @@ def batches(purpose, size, counts):
     return np.asarray(draw(purpose, size, np.array(counts)))
 
 
-def algorithm_1(clients, w0, history, *, rule, local_steps, uplink, downlink, radius, batch_size, constraint_batch):
+def algorithm_1(
+    clients, w0, history, *, rule, participants, local_steps, uplink, downlink, radius, batch_size, constraint_batch
+):
     """Lines 1-40, one client after another, in float64.
 
     Who takes part is the engine's draw. Its word is also taken on a hard switch that is nearer to the bound
@@ -78,9 +80,10 @@ def algorithm_1(clients, w0, history, *, rule, local_steps, uplink, downlink, ra
     def project(v):
         return v * min(1, radius / np.linalg.norm(v)) if radius else v
 
-    for t, participants in enumerate(history["participants"][0]):
+    for t, who in enumerate(history["participants"][0]):
+        assert len(set(who)) == len(who) == (participants or len(people))
         values = []
-        for j in participants:
+        for j in who:
             rows = batches(0, constraint_batch, counts)[t, j] if constraint_batch else None
             values.append(people[j].value(w, 1, rows))
         estimate = np.mean(values)
@@ -89,7 +92,7 @@ def algorithm_1(clients, w0, history, *, rule, local_steps, uplink, downlink, ra
         if rule == "hard" and abs(violation) < 1e-6:
             s = float(history["weight"][0, t])
         messages = []
-        for j in participants:
+        for j in who:
             local, total = w.copy(), np.zeros_like(w)
             for tau in range(local_steps):
                 rows = batches(2 + tau, batch_size, counts)[t, j] if batch_size else None
@@ -113,61 +116,59 @@ def algorithm_1(clients, w0, history, *, rule, local_steps, uplink, downlink, ra
     return w, objective, constraint, np.array(estimates)
 
 
-SWITCHES = (
-    ("hard", "soft"),
-    (None, 3),  # participants
-    (1, 3),  # local steps
-    (False, True),  # compression up
-    (False, True),  # compression down
-    (None, RADIUS),
-    ((None, None), (5, 6)),  # mini-batches: gradients, constraint
-)
-# Half of all combinations, those with an even number of switches on: any six of the seven appear in every combination,
-# so that whatever hangs on six options or fewer is seen, at half the cost.
+SWITCHES = {
+    "rule": ("hard", "soft"),
+    "participants": (None, 3),
+    "local_steps": (1, 3),
+    "uplink": (False, True),
+    "downlink": (False, True),
+    "radius": (None, RADIUS),
+    "batch_size": (None, 5),
+    "constraint_batch": (None, 6),
+}
+# Which of four bits switch each option, the first bit always being one: a fault that shows itself only where three
+# options are set in a certain way is met, as all eight ways of any three are here, in 16 runs of 256.
+BITS = dict(zip(SWITCHES, (0b1000, 0b1001, 0b1010, 0b1100, 0b1111, 0b1011, 0b1101, 0b1110), strict=True))
 OPTIONS = [
-    (rule, participants, local_steps, (up, down), radius, sizes)
-    for on in itertools.product((0, 1), repeat=len(SWITCHES))
-    if sum(on) % 2 == 0
-    for rule, participants, local_steps, up, down, radius, sizes in [
-        [values[i] for values, i in zip(SWITCHES, on, strict=True)]
-    ]
-] + [
-    ("soft", 3, 2, (True, True), None, (5, None)),
-    ("soft", 3, 2, (True, True), None, (None, 6)),
+    {name: values[(row & BITS[name]).bit_count() % 2] for name, values in SWITCHES.items()} for row in range(2**4)
 ]
 
 
-@pytest.mark.parametrize(("rule", "participants", "local_steps", "compress", "radius", "sizes"), OPTIONS)
-def test_simulate_is_algorithm_1(clients, problem, params, rule, participants, local_steps, compress, radius, sizes):
+def test_the_runs_have_every_way_to_set_any_three_options():
+    ways = {
+        names: {tuple(options[name] for name in names) for options in OPTIONS}
+        for size in (3, 4)
+        for names in itertools.combinations(SWITCHES, size)
+    }
+    assert [names for names, found in ways.items() if len(names) == 3 and len(found) < 2**3] == []
+    assert sum(len(found) == 2**4 for found in ways.values()) == 56  # of the 70 ways to choose four
+
+
+def told(options):
+    return "-".join(f"{name}={value}" for name, value in options.items() if value) or "none"
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=told)
+def test_simulate_is_algorithm_1(clients, problem, params, options):
     def compressor(on):
         return fs.TopK(count=KEEP) if on else fs.Identity()
 
+    radius = options["radius"]
     algorithm = fs.FedSGM(
         step_size=ETA,
-        local_steps=local_steps,
-        participants=participants,
-        rule=fs.Hard() if rule == "hard" else fs.Soft(BETA),
+        local_steps=options["local_steps"],
+        participants=options["participants"],
+        rule=fs.Hard() if options["rule"] == "hard" else fs.Soft(BETA),
         tolerance=TOLERANCE,
-        uplink=compressor(compress[0]),
-        downlink=compressor(compress[1]),
+        uplink=compressor(options["uplink"]),
+        downlink=compressor(options["downlink"]),
         project=functools.partial(projection_l2_ball, scale=radius) if radius else None,
-        batch_size=sizes[0],
-        constraint_batch_size=sizes[1],
+        batch_size=options["batch_size"],
+        constraint_batch_size=options["constraint_batch"],
     )
     result = fs.simulate(algorithm, problem, clients, params, rounds=ROUNDS, seed=SEED, progress=False)
     start = np.concatenate([params["b"].reshape(1), params["w"]])
-    w, objective, constraint, estimates = algorithm_1(
-        clients,
-        start,
-        result.history,
-        rule=rule,
-        local_steps=local_steps,
-        uplink=compress[0],
-        downlink=compress[1],
-        radius=radius,
-        batch_size=sizes[0],
-        constraint_batch=sizes[1],
-    )
+    w, objective, constraint, estimates = algorithm_1(clients, start, result.history, **options)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)  # 200 rounds of float32 rounding
     close(np.concatenate([result.last["b"].reshape(1), result.last["w"]]), w)
     close(result.history["objective"][0], objective)
@@ -175,12 +176,4 @@ def test_simulate_is_algorithm_1(clients, problem, params, rule, participants, l
     close(result.history["estimate"][0], estimates)
     close(result.history["violation"][0], estimates - BOUND - TOLERANCE)
     assert np.ptp(objective) > 0.01, "the run must move for the comparison to mean anything"
-
-
-def test_the_options_exercise_both_directions(clients, problem, params):
-    """Within the oracle's runs the rule really switches."""
-    algorithm = fs.FedSGM(step_size=ETA, rule=fs.Hard(), tolerance=TOLERANCE, participants=3)
-    weight = fs.simulate(algorithm, problem, clients, params, rounds=ROUNDS, seed=SEED, progress=False).history[
-        "weight"
-    ]
-    assert 0.1 < weight.mean() < 0.9
+    assert 0.1 < result.history["weight"].mean() < 0.9, "and take both directions"
