@@ -1,17 +1,43 @@
 """What all tests share: a compilation cache of the checkout's own, and small problems."""
 
+import gc
 import os
+import resource
+import sys
 from pathlib import Path
 
 os.environ.setdefault("FEDSGM_CACHE", str(Path(__file__).parents[1] / ".cache"))
-# Compiling is most of the tests' time; less optimised machine code of the same programs takes a third less of it.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
+# Compiling is most of the tests' time; less optimised machine code of the same programs takes a third of it.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+)
 
+import jax
 import numpy as np
 import pytest
 
 import fedsgm as fs
 from support.runs import FEATURES, SIZES, logistic, negative, positive
+
+MOST_MEMORY = 2 * 2**30  # bytes, of a process that runs tests
+
+
+def peak_memory():
+    """The most bytes that this process has had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_go_with_their_module():
+    """What a module has compiled leaves memory with it; the module in which a process outgrows its memory fails."""
+    before = peak_memory()
+    yield
+    jax.clear_caches()
+    gc.collect()
+    after = peak_memory()
+    assert not before <= MOST_MEMORY < after, f"memory went from {before / 2**30:.2f} to {after / 2**30:.2f} GB"
 
 
 @pytest.fixture(scope="session")
