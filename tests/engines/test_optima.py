@@ -25,10 +25,10 @@ class Setting:
 
 
 SETTINGS = {
-    "plain, all": Setting(20_000, 1.0, None),
-    "plain, half": Setting(50_000, 1.0, 5),
-    "top-k, all": Setting(50_000, 0.5, None),
-    "top-k, half": Setting(200_000, 0.75, 5),
+    "plain, all": Setting(10_000, 1.0, None),
+    "plain, half": Setting(25_000, 1.0, 5),
+    "top-k, all": Setting(25_000, 0.5, None),
+    "top-k, half": Setting(125_000, 0.75, 5),
 }
 
 
@@ -93,7 +93,7 @@ def test_the_exact_penalty_reaches_the_optimum(make, compressor):
     known = make()
     rho = 4.0
     q = compressor.contraction(known.start.size)
-    rounds, g = 100_000, gamma(1, q, q)
+    rounds, g = 50_000, gamma(1, q, q)
     distance = np.linalg.norm(known.start - known.optimum)
     lipschitz = (1 + rho) * known.lipschitz
     epsilon = math.sqrt(2 * distance**2 * lipschitz**2 * g / rounds)
