@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -14,6 +12,7 @@ import fedsgm as fs
 from fedsgm.base.files import write_atomically
 from fedsgm.engines import checkpoint as checkpoints
 from fedsgm.engines.checkpoint import Saved
+from support import processes
 from support.runs import EVERYTHING, assert_identical
 
 
@@ -146,31 +145,36 @@ def test_what_cannot_be_resumed(tmp_path, clients, problem, params):
 
 def test_kill_at_random_moments(tmp_path):
     """kill -9, again and again, until the run gets through: its files are those of a run left alone."""
-    rounds, kills = 20_000, 10
-    command = [sys.executable, "-m", "fedsgm", "run", "neyman-pearson", "--rounds", str(rounds), "--seeds", "1"]
-    command += ["--checkpoint-every", "50", "--no-progress", "--uplink", "randk:0.2", "--batch-size", "6"]
-    subprocess.run([*command, "--out", tmp_path / "whole"], check=True, capture_output=True, timeout=300)
-
-    folder = tmp_path / "checkpoints"
-    command += ["--out", str(tmp_path / "killed"), "--checkpoint", str(folder), "--resume"]
+    rounds, kills = 6000, 10
+    arguments = ["run", "neyman-pearson", "--rounds", str(rounds), "--seeds", "1", "--checkpoint-every", "50"]
+    arguments += ["--no-progress", "--uplink", "randk:0.2", "--batch-size", "6", "--out"]
+    folder, log = tmp_path / "checkpoints", tmp_path / "log"
+    resumed = [*arguments, str(tmp_path / "killed"), "--checkpoint", str(folder), "--resume"]
     rng = random.Random(0)
+
+    def to_the_end(arguments):
+        process = processes.start(processes.command, arguments, log=log)
+        process.join(300)
+        assert process.exitcode == 0, log.read_text()
 
     def reached():
         return max((int(path.stem.removeprefix("round-")) for path in folder.glob("round-*.ckpt")), default=0)
 
+    to_the_end([*arguments, str(tmp_path / "whole")])
     killed_at = []
     for kill in range(kills):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = processes.start(processes.command, resumed, log=log)
         # Some way on from where the last one died, then any moment: in a round, in a write, in a rename.
         target = reached() + rng.randrange(rounds // (2 * kills)) if kill else 0
-        while reached() < target and process.poll() is None:
+        while reached() < target and process.is_alive():
             time.sleep(0.002)
         time.sleep(rng.uniform(0, 0.05))
         process.kill()
-        assert process.wait() == -signal.SIGKILL, "the run must still be going when it is killed"
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, "the run must still be going when it is killed"
         killed_at.append(reached())
     assert len(set(killed_at)) > kills // 2, f"the kills must fall inside the run: {killed_at}"
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    to_the_end(resumed)
     for name in ("history.parquet", "params.safetensors"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 

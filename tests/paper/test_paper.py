@@ -1,11 +1,11 @@
 """The paper's studies: what is chosen, what is claimed, what is kept, and that a killed command goes on."""
 
 import dataclasses
+import importlib
 import json
+import pkgutil
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 import scipy.stats
 
 import fedsgm as fs
+from fedsgm import paper
 from fedsgm.__main__ import main
 from fedsgm.base.describe import describe
 from fedsgm.paper import cartpole, fair_adult, np_beta, np_penalty, page
@@ -20,6 +21,7 @@ from fedsgm.paper import neyman_pearson as np_task
 from fedsgm.paper.lines import GRID, Data, Line, compared
 from fedsgm.paper.studies import STUDIES
 from fedsgm.paper.study import Run, Scale, collect
+from support import processes
 
 NAMES = [
     "np-progress",
@@ -72,6 +74,13 @@ def made_up(run, rng, *, objective=None, constraint=None):
             "clients": 10,
         },
     )
+
+
+def test_every_module_with_a_study_is_in_the_list():
+    modules = (
+        importlib.import_module(f"{paper.__name__}.{module.name}") for module in pkgutil.iter_modules(paper.__path__)
+    )
+    assert {module.STUDY.name for module in modules if hasattr(module, "STUDY")} == {*NAMES}
 
 
 def test_the_list_has_every_figure_and_the_table(monkeypatch, capsys):
@@ -364,17 +373,15 @@ class TestKept:
         np.testing.assert_array_equal(fs.Result.load(tmp_path / run.folder).last["w"], direct.last["w"])
 
     def test_killed_it_goes_on_and_ends_with_the_same_files(self, tmp_path):
-        script = (
-            "import sys; sys.path.insert(0, sys.argv[1])\n"
-            "from pathlib import Path\n"
-            "from test_paper import toy_page\n"
-            "toy_page(Path(sys.argv[2]))\n"
-        )
-
         def start(out):
-            return subprocess.Popen([sys.executable, "-c", script, str(__file__.rpartition("/")[0]), str(out)])
+            return processes.start(toy_page, out, log=tmp_path / "log")
 
-        assert start(tmp_path / "whole").wait() == 0
+        def to_the_end(out):
+            process = start(out)
+            process.join(300)
+            assert process.exitcode == 0, (tmp_path / "log").read_text()
+
+        to_the_end(tmp_path / "whole")
         out = tmp_path / "killed"
         moments = [
             lambda: len(list(out.glob("runs/*/seconds.json"))) >= 2,  # between two runs
@@ -383,13 +390,13 @@ class TestKept:
         ]
         for reached in moments:
             process = start(out)
-            while process.poll() is None and not reached():
+            while process.is_alive() and not reached():
                 time.sleep(0.002)
-            assert process.poll() is None, "it ended before it could be killed"
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+            process.kill()
+            process.join()
+            assert process.exitcode == -signal.SIGKILL, "it ended before it could be killed"
             assert not (out / "results.md").exists()
-        assert start(out).wait() == 0
+        to_the_end(out)
         whole, killed = (files(tmp_path / name) for name in ("whole", "killed"))
         assert whole.keys() == killed.keys()
         assert sum(name.endswith("history.parquet") for name in whole) == 7
