@@ -97,7 +97,7 @@ def test_what_it_reports_is_what_fairlearn_finds(fitted, data):
     chosen = KINDS.index(fitted.result_.choose())
     reported = fitted.result_.values["train"]["demographic_parity(sex)"][chosen, 0]
     assert gap(fitted, X, y, sex) == pytest.approx(reported, abs=1e-6)
-    assert fitted.result_.verdict().startswith(("FEASIBLE", "NOT FEASIBLE"))
+    assert fitted.result_.verdict().startswith("FEASIBLE: ")
 
 
 def test_without_constraints_it_is_logistic_regression(data):

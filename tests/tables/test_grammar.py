@@ -1,9 +1,12 @@
 """The language of constraints: what can be said, and what each mistake is told."""
 
+import inspect
+
 import numpy as np
 import pytest
 
 import fedsgm as fs
+from fedsgm.tables import fairness
 from fedsgm.tables.grammar import OF_CLASS, OF_GROUPS, Wanted, build, parse
 from fedsgm.tables.models import MLP
 
@@ -37,6 +40,11 @@ def test_said(text):
 
 def test_every_kind_is_said_above():
     assert {wanted.kind for wanted in SAID.values()} == {*OF_GROUPS, *OF_CLASS}
+
+
+def test_every_ready_made_constraint_can_be_said():
+    made = {name for name, f in inspect.getmembers(fairness, inspect.isfunction) if f.__module__ == fairness.__name__}
+    assert {name for name in made if not name.startswith("_")} == {*OF_GROUPS, *OF_CLASS}
 
 
 @pytest.mark.parametrize("kind", OF_GROUPS)
