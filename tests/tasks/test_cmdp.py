@@ -494,7 +494,7 @@ def test_a_short_run_learns():
     Trajectories are chaotic, down to the machine code: at 60 rounds a seed may still be far above it, at 100 none was.
     """
     algorithm = fs.FedSGM(1.0, participants=7, rule=fs.Soft(0.3, ceiling=0.5))
-    history = run(cmdp.load(), 100, algorithm=algorithm, seeds=2, evaluate_every=0).history
+    history = run(cmdp.load(hidden=(32, 32)), 100, algorithm=algorithm, seeds=2, evaluate_every=0).history
     reward, cost = history["reward_estimate"], history["estimate"]
     assert ((reward[:, 0] > 15) & (reward[:, 0] < 28)).all()
     assert (reward[:, -10:].mean(axis=1) > 3 * reward[:, 0]).all()
