@@ -30,6 +30,7 @@ from fedsgm.tasks import neyman_pearson
 from support import faulty
 
 HERE = Path(__file__).parents[1] / "support"
+ROUNDS = 40  # of the faulty federation, which is within its bound after 30
 LONG = 600.0  # seconds after which something never happens
 
 
@@ -141,11 +142,12 @@ def test_a_client_that_cannot_be_set_up_says_why_and_ends_with_its_parent(tmp_pa
         client.ask(b"hello", 60)
     client.close()
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import test_flare, pathlib, time\n"
-        "client = test_flare.resident(pathlib.Path(sys.argv[2])); client.prepare()\n"
+        "import sys; sys.path[:0] = sys.argv[2:]; import test_flare, pathlib\n"
+        "client = test_flare.resident(pathlib.Path(sys.argv[1])); client.prepare()\n"
         "print(client._process.pid, flush=True); client.ask(b'sleep 600', 600)"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code, str(HERE), str(tmp_path)], stdout=subprocess.PIPE)
+    here = Path(__file__).parent
+    parent = subprocess.Popen([sys.executable, "-c", code, tmp_path, here, here.parent], stdout=subprocess.PIPE)
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.wait()
@@ -218,7 +220,7 @@ def test_faults_of_a_federation_and_who_is_refused(tmp_path):
             clients=federation.names,
             experiment="faulty.make",
             data="faulty.load",
-            settings={"rounds": 60, "folder": str(told)},
+            settings={"rounds": ROUNDS, "folder": str(told)},
             files=[HERE / "faulty.py"],
         )
         run = Watched(federation, job, tmp_path / "run", wait=told / "wait-site-1")
@@ -245,13 +247,13 @@ def test_faults_of_a_federation_and_who_is_refused(tmp_path):
 
     answered = result.history["answered"][0]
     first, second = result.settings["federation"]["clients"]
-    assert len(answered) == 60
+    assert len(answered) == ROUNDS
     assert (answered[before + 2 :] == 2).all(), "everybody is back in the end"
-    assert (first["name"], first["answered"], first["left_out"]) == ("site-1", 60, {})
+    assert (first["name"], first["answered"], first["left_out"]) == ("site-1", ROUNDS, {})
     assert second["left_out"].pop("the process of the client's code ended with exit code 7") == 1
     assert second["left_out"].pop("it was lost") == 1
     assert second["left_out"].keys() <= {"it left the job"}
-    assert 60 + second["answered"] == answered.sum()
+    assert ROUNDS + second["answered"] == answered.sum()
     expected = again(tmp_path / "again", answered, result.history["evaluated"][0])
     for name in ("objective", "minority", "estimate", "weight", "answered", "evaluated"):
         np.testing.assert_allclose(result.history[name], expected.history[name], rtol=1e-4, atol=1e-5, err_msg=name)
@@ -304,7 +306,6 @@ def test_a_federation_takes_the_steps_of_a_simulated_run(tmp_path):
     out, err = process.communicate(timeout=LONG)
     assert process.returncode == 0, err
     assert left(tmp_path) == ([], [])
-    assert "FEASIBLE" in out.splitlines()[0]
     assert "Saved in run:" in out
 
     found = fs.Result.load(tmp_path / "run")
@@ -319,6 +320,7 @@ def test_a_federation_takes_the_steps_of_a_simulated_run(tmp_path):
     )
     problem = neyman_pearson.neyman_pearson()
     expected = fs.simulate(algorithm, problem, clients, params, rounds=12, seed=3, test=test, progress=False)
+    assert out.splitlines()[0] == expected.verdict().splitlines()[0]
     np.testing.assert_array_equal(found.history["participants"], expected.history["participants"])
     assert (found.history["answered"] == 3).all()
     for name in ("objective", "minority", "estimate", "violation", "weight"):
