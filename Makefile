@@ -29,7 +29,7 @@ demo: .venv/.installed
 	$(BIN)/fedsgm run neyman-pearson --rule soft --beta 40 --seeds 3 --out $(RUN_DIR)/neyman-pearson-soft
 
 test: .venv/.dev
-	$(BIN)/pytest -n $(WORKERS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

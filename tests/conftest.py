@@ -31,6 +31,11 @@ def peak_memory():
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
+def pytest_collection_modifyitems(items):
+    """Tests of real processes first: they mostly wait, and nobody should wait for them in the end."""
+    items.sort(key=lambda item: item.path.name != "test_flare.py")
+
+
 @pytest.fixture(autouse=True)
 def _float4_as_users_have_it(request, monkeypatch):
     """For the tests that compare it with its definition."""
