@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedsgm import Clients, SettingError, by, dirichlet, iid, split
+from fedsgm import Clients, SettingError, by, data, dirichlet, iid, split
 
 TOTAL = 103
 CLASSES = np.repeat([0, 1, 2], [50, 40, 13])
@@ -26,6 +26,12 @@ def dealt(clients):
 
 def class_counts(clients):
     return np.array([np.bincount(clients[j]["y"], minlength=3) for j in range(len(clients))])
+
+
+def test_every_scheme_is_in_the_list():
+    public = (getattr(data, name) for name in data.__all__)
+    schemes = {kind for kind in public if isinstance(kind, type) and "__call__" in vars(kind)}
+    assert schemes - {data.Scheme} == {type(scheme) for scheme in SCHEMES}
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)

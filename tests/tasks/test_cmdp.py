@@ -197,6 +197,12 @@ DISTRIBUTIONS = [
 ]
 
 
+def test_every_distribution_is_in_the_list():
+    public = (getattr(cmdp, name) for name in cmdp.__all__)
+    kinds = {kind for kind in public if isinstance(kind, type) and hasattr(kind, "log_prob")}
+    assert kinds - {cmdp.Distribution} == {type(case.values[0]) for case in DISTRIBUTIONS}
+
+
 def flat(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
