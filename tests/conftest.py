@@ -22,6 +22,8 @@ import pytest
 import fedsgm as fs
 from support.runs import FEATURES, SIZES, logistic, negative, positive
 
+pytest_plugins = ["support.fixtures"]  # those of the commands' tests
+
 MOST_MEMORY = 2 * 2**30  # bytes, of a process that runs tests
 
 
