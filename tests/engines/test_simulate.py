@@ -214,3 +214,20 @@ def test_a_compilation_cache_of_the_users_own_is_left_alone(monkeypatch, tmp_pat
         assert jax.config.jax_compilation_cache_dir == "/their/own"
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_data_goes_to_the_device_once(clients, problem, params, monkeypatch):
+    """Every chunk is given the same arrays, which are on the device already."""
+    given = []
+    advance = engine._advance
+    monkeypatch.setattr(engine, "_CHUNK_SECONDS", 0.0)
+
+    def spy(program, data, *rest):
+        given.append(jax.tree.leaves(data))
+        return advance(program, data, *rest)
+
+    monkeypatch.setattr(engine, "_advance", spy)
+    fs.simulate(fs.FedSGM(0.1), problem, clients, params, rounds=20, progress=False)
+    assert len(given) > 2
+    assert all(isinstance(leaf, jax.Array) for leaf in given[0])
+    assert all(a is b for later in given[1:] for a, b in zip(given[0], later, strict=True))

@@ -73,7 +73,7 @@ class Found:
     def averaged(self, w: Any, weight: Any) -> Found:
         """With one iterate more in the average, of the weight that its round gave the objective."""
         total = self.weight + weight
-        share = weight / jnp.where(total > 0, total, 1)
+        share = weight / (total + (total <= 0))  # of nothing, nothing; no array of another kind than it was given
         return replaced(self, average=self.average + share * (w - self.average), weight=total)
 
     def compared(self, w: Any, objective: Any, worst: Any, clients: int) -> Found:
@@ -87,10 +87,10 @@ class Found:
         return replaced(self, **{name: jnp.where(better, value, getattr(self, name)) for name, value in new.items()})
 
 
-def row(measured: Measured, direction: Direction, reported: Mapping[str, Any], who: Any) -> dict[str, Any]:
-    """What every round records of its decision."""
-    seen = {"violation": measured.violation, "weight": direction.weight, "participants": who}
-    return seen | measured.report | dict(reported)
+def decided(algorithm: Algorithm, server: Any, direction: Direction, measured: Measured) -> dict[str, jax.Array]:
+    """What every round records of the server's decision."""
+    seen = {"violation": measured.violation, "weight": direction.weight}
+    return seen | measured.report | algorithm.report(server)
 
 
 def traffic(

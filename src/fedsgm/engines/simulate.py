@@ -249,7 +249,7 @@ def _round(program: Compiled, data: Any, state: State, draw: Draw, t: jax.Array)
 
     statistics, kept = each(measure, who, t, theirs, draw.clients)
     direction, server, measured = algorithm.decide(task, server, statistics, draw.server)
-    info = recording.row(measured, direction, algorithm.report(server), who)
+    info = {"participants": who} | recording.decided(algorithm, server, direction, measured)
 
     def local_update(data: Any, kept: Any, memory: Any, key: jax.Array) -> Any:
         return algorithm.local_update(task, w, direction, data, kept, memory, key)

@@ -27,8 +27,9 @@ from fedsgm.core import feedback, wire
 from fedsgm.core.algorithm import FedSGM, Flat, RoundKeys
 from fedsgm.core.compression import Message
 from fedsgm.core.feedback import Uplink, compressor_of
-from fedsgm.core.rules import Direction, Measured
+from fedsgm.core.rules import Direction
 from fedsgm.core.task import Task
+from fedsgm.engines import recording
 from fedsgm.federation.protocol import VERSION, FrameError
 
 
@@ -98,11 +99,9 @@ class Program:
         statistics, kept = _measure(self.algorithm, self.task, w, data, at)
         return _numpy(statistics), kept
 
-    def decide(self, server: Any, statistics: list[Any], at: At) -> tuple[Direction, Any, Measured]:
+    def decide(self, server: Any, statistics: list[Any], at: At) -> tuple[Direction, Any, dict[str, np.ndarray]]:
+        """The direction, the server's state, and what is recorded of the decision."""
         return _numpy(_decide(self.algorithm, self.task, server, _stacked(statistics), at))
-
-    def report(self, server: Any) -> dict[str, np.ndarray]:
-        return _numpy(self.algorithm.report(server))
 
     def local_update(
         self, w: np.ndarray, direction: Direction, data: Any, kept: Any, memory: Any, at: At
@@ -176,7 +175,7 @@ def _scalars(function: Any, *arguments: Any) -> bool:
 
 
 def _seen(algorithm: FedSGM, task: Flat, server: Any, statistics: Any, at: At) -> Any:
-    measured = _decide(algorithm, task, server, statistics, at)[2]
+    measured = algorithm.decide(task.at(at.round), server, statistics, at.keys.server)[2]
     return measured.violation, measured.report
 
 
@@ -200,8 +199,9 @@ def _measure(algorithm: FedSGM, task: Flat, w: jax.Array, data: Any, at: At) -> 
 
 
 @jax.jit
-def _decide(algorithm: FedSGM, task: Flat, server: Any, statistics: Any, at: At) -> Any:
-    return algorithm.decide(task.at(at.round), server, statistics, at.keys.server)
+def _decide(algorithm: FedSGM, task: Flat, server: Any, statistics: Any, at: At) -> tuple[Direction, Any, dict]:
+    direction, server, measured = algorithm.decide(task.at(at.round), server, statistics, at.keys.server)
+    return direction, server, recording.decided(algorithm, server, direction, measured)
 
 
 @jax.jit

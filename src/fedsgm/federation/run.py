@@ -66,7 +66,7 @@ class _Tried:
     who: list[int]
     reasons: Reasons
     statistics: Mapping[int, Any]  # of those who measured
-    decided: Any = None  # direction, server, what was measured
+    decided: Any = None  # direction, server, what is recorded of it
     updates: Mapping[int, Update] = dataclasses.field(default_factory=dict)
 
 
@@ -118,7 +118,7 @@ class Run:
             self.save()
         else:
             raise self._too_few(tried.who, tried.reasons)
-        direction, server, measured = tried.decided
+        direction, server, seen = tried.decided
         messages = [update.message for update in tried.updates.values()]
         after, broadcast = self.program.aggregate(server, messages, at)
         data = self.program.encode(broadcast)
@@ -129,10 +129,10 @@ class Run:
             self.accounts[client].answered += 1
         if len(tried.who) > 1:  # who is always alone has nothing to be held against
             self.usual = max(self.usual, float(np.median([update.norm for update in tried.updates.values()])))
-        self.found = _numpy(self.found.averaged(self.model.replica, direction.objective))
+        self.found = self.found.averaged(self.model.replica, direction.objective)
         self.model = self.model.after(data)
         self.server = replaced(after, replica=self.model.replica)
-        self._record(t, recording.row(measured, direction, self.program.report(server), np.array(tried.who, np.int32)))
+        self._record(t, {"participants": np.array(tried.who, np.int32)} | seen)
         sizes = [update.size for update in tried.updates.values()]
         counted = recording.total_traffic(tried.statistics.values(), direction, sizes, len(data), len(self.accounts))
         frames = {"frames_up": np.int64(self.panel.up), "frames_down": np.int64(self.panel.down)}
