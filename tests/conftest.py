@@ -1,6 +1,5 @@
 """What all tests share: a compilation cache of the checkout's own, and small problems."""
 
-import functools
 import gc
 import os
 import resource
@@ -8,8 +7,7 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("FEDSGM_CACHE", str(Path(__file__).parents[1] / ".cache"))
-# Compiling is most of the tests' time; less optimised machine code of the same programs takes a third of it. One thing
-# is not the same: without its fusion emitters XLA rounds to float4 by way of another format, which is twice.
+# Compiling is most of the tests' time; less optimised machine code of the same programs takes a third of it.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
@@ -36,14 +34,6 @@ def peak_memory():
 def pytest_collection_modifyitems(items):
     """Tests of real processes first: they mostly wait, and nobody should wait for them in the end."""
     items.sort(key=lambda item: item.path.name != "test_flare.py")
-
-
-@pytest.fixture(autouse=True)
-def _float4_as_users_have_it(request, monkeypatch):
-    """For the tests that compare it with its definition."""
-    if request.module.__name__ == "test_compression" and "float4" in request.node.name:
-        options = {"xla_cpu_use_fusion_emitters": True}
-        monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=options))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsgm import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, SettingError, TopK
-from fedsgm.core import feedback, wire
+from fedsgm.core import compression, feedback, wire
 
 LAYERS = (15, 1, 15)
 COMPRESSORS = [
@@ -36,6 +36,8 @@ COMPRESSORS = [
     Layerwise(RandK(0.25), LAYERS),
 ]
 RANDOM = (RandK, Natural)
+# As users' programs are compiled: without its fusion emitters, as the other tests' are, XLA rounds to float4 twice.
+jit = functools.partial(jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": True})
 KEYS = 400
 EPS = float(np.finfo(np.float32).eps)
 
@@ -91,8 +93,14 @@ def arrivals(compressor, d):
     """What arrives of every kind of vector, for each key of ``keys(compressor)``: {kind: [keys, d]}."""
     kinds = vectors(d)
     both = jax.vmap(jax.vmap(functools.partial(through, compressor), in_axes=(0, None)), in_axes=(None, 0))
-    arrives = jax.jit(both)(np.stack(list(kinds.values())), keys(compressor))
+    arrives = jit(both)(np.stack(list(kinds.values())), keys(compressor))
     return dict(zip(kinds, np.moveaxis(np.asarray(arrives), 1, 0), strict=True))
+
+
+def test_every_compressor_is_in_the_list():
+    kinds = {kind for kind in vars(compression).values() if isinstance(kind, type) and hasattr(kind, "compress")}
+    assert {type(compressor) for compressor in COMPRESSORS} == kinds - {compression.Compressor}
+    assert {c.format for c in COMPRESSORS if isinstance(c, Quantize)} >= set(compression._FLOATS)
 
 
 class TestContract:
@@ -136,7 +144,7 @@ class TestContract:
     def test_error_feedback_loses_nothing(self, compressor):
         """What is sent and what is kept add up to what there was, round after round."""
 
-        @jax.jit
+        @jit
         def run(updates, keys):
             def step(memory, given):
                 message, kept = feedback.send(compressor, memory, *given)
@@ -165,7 +173,7 @@ class TestFeedback:
         """w <- w + C(x - w) leaves at most (1 - q) of ||x - w||^2 each time, and nothing of it if q = 1."""
         model = vectors(D)["heavy-tailed"]
 
-        @jax.jit
+        @jit
         def run(model):
             def step(w, _):
                 message = feedback.broadcast(compressor, w, model, None)
@@ -185,14 +193,14 @@ class TestTopK:
     def test_keeps_the_largest_magnitudes_ties_to_the_lowest_index(self, d, count):
         rng = np.random.default_rng(d)
         x = rng.integers(-3, 4, d).astype(np.float32)  # few values, so many ties
-        message = jax.jit(TopK(count=count).compress)(x, None)
+        message = jit(TopK(count=count).compress)(x, None)
         expected = np.argsort(-np.abs(x), kind="stable")[:count]
         assert len(message.indices) == min(count, d)
         np.testing.assert_array_equal(np.sort(message.indices), np.sort(expected))
         np.testing.assert_array_equal(message.values, x[np.asarray(message.indices)])
 
     def test_sends_exactly_k_even_of_zeros(self):
-        message = jax.jit(TopK(0.5).compress)(np.zeros(10, np.float32), None)
+        message = jit(TopK(0.5).compress)(np.zeros(10, np.float32), None)
         np.testing.assert_array_equal(np.sort(message.indices), np.arange(5))
 
     @pytest.mark.parametrize(
@@ -310,14 +318,14 @@ class TestQuantize:
         midpoints = (grid[1:] + grid[:-1]) / 2
         x = np.repeat(midpoints[:, None], d, axis=1)
         x[:, 0] = grid[-1]
-        one = jax.jit(jax.vmap(functools.partial(through, Quantize(format)), in_axes=(0, None)))
+        one = jit(jax.vmap(functools.partial(through, Quantize(format)), in_axes=(0, None)))
         error = np.sum((np.asarray(one(np.float32(x), None)) - x) ** 2, axis=1) / np.sum(x**2, axis=1)
         assert error.max() == pytest.approx(1 - Quantize(format).contraction(d), rel=0.01)
 
     def test_a_block_is_scaled_by_itself(self):
         x = np.float32([896, 7, 7, 3.5])
         both = [functools.partial(through, Quantize("int4", block)) for block in (None, 2)]
-        together, apart = map(np.asarray, jax.jit(lambda x: [one(x, None) for one in both])(x))
+        together, apart = map(np.asarray, jit(lambda x: [one(x, None) for one in both])(x))
         np.testing.assert_array_equal(together[1:], 0)
         np.testing.assert_array_equal(apart, [896, 0, 7, 4])  # 3.5 is a tie and goes to the even 4
 
@@ -349,9 +357,9 @@ class TestLayerwise:
     @pytest.mark.parametrize("compressor", [TopK(0.1), Quantize("int4", block=8), ScaledSign()], ids=str)
     def test_is_the_compressor_on_each_layer(self, compressor):
         x = vectors(D)["heavy-tailed"]
-        whole = jax.jit(functools.partial(through, Layerwise(compressor, LAYERS)))(x, jax.random.key(0))
+        whole = jit(functools.partial(through, Layerwise(compressor, LAYERS)))(x, jax.random.key(0))
         pieces = np.split(x, np.cumsum(LAYERS)[:-1])
-        apart = jax.jit(lambda pieces: [through(compressor, piece, jax.random.key(0)) for piece in pieces])(pieces)
+        apart = jit(lambda pieces: [through(compressor, piece, jax.random.key(0)) for piece in pieces])(pieces)
         np.testing.assert_allclose(whole, np.concatenate(apart), rtol=2 * EPS)
 
     def test_layers_draw_independently(self):
