@@ -9,8 +9,11 @@ import optax
 import pytest
 
 import fedsgm as fs
-from fedsgm.federation import Program
+from fedsgm.base.describe import describe
+from fedsgm.federation import Client, Program
 from fedsgm.federation.inprocess import InProcess
+from fedsgm.federation.panel import Followed
+from fedsgm.federation.protocol import Kind, Reply, Request, pack
 from support.runs import assert_identical, logistic, negative, positive
 
 ROUNDS = 12
@@ -181,8 +184,7 @@ def test_another_optimizer_is_another_run(clients, params, tmp_path):
         simulate(other, clients, params, rounds=3, checkpoint=fs.Checkpoint(tmp_path, resume=True))
 
 
-def test_a_client_s_whole_memory_is_rolled_back(clients, params, tmp_path):
-    """Where a server is stopped before it used an update, the transform's state goes back as well."""
+def test_a_client_s_whole_memory_is_on_its_disk(clients, params, tmp_path):
     algorithm = fs.FedSGM(0.1, 2, uplink=fs.chain(Momentum(0.9), TOP))
     program = Program.of(algorithm, PROBLEM, params)
     transport = InProcess.of(program, clients, tmp_path)
@@ -193,6 +195,126 @@ def test_a_client_s_whole_memory_is_rolled_back(clients, params, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, disk.memory, state.memory)
         assert disk.memory.transforms[0]["count"] == 3
         assert disk.sent.before.transforms[0]["count"] == 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """A rule that JAX cannot carry."""
+
+    def init(self, constraints):
+        return None
+
+    def decide(self, violations, state):
+        return fs.Direction(1.0, 0.0), state
+
+    def report(self, state):
+        return {}
+
+
+@fs.struct
+class Wrong:
+    """A rule with one mistake."""
+
+    mistake: str = fs.static()
+
+    def init(self, constraints):
+        return {"mean": np.zeros(constraints, np.float32)}
+
+    def decide(self, violations, state):
+        if self.mistake == "raises":
+            raise ZeroDivisionError("of its own\nwith more lines")
+        weights = jnp.zeros(3) if self.mistake == "length" else 0.5
+        return fs.Direction(0.5, weights), None if self.mistake == "form" else state
+
+    def report(self, state):
+        return {"positive": state["mean"][0]} if self.mistake == "name" else {}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("raises", r"the rule Wrong cannot decide about 2 constraints \(ZeroDivisionError: of its own\)"),
+        ("length", r"the rule Wrong gives weights of shapes \(\) and \(3,\), but .* one or 2 numbers"),
+        ("form", "the rule Wrong changes the form of its state in a round"),
+        ("name", "the rule Wrong reports 'positive', which is another column's name"),
+    ],
+)
+def test_a_rule_s_mistake_is_its_own_in_both_engines(mistake, message, clients, params, tmp_path):
+    """And not the clients', whose answers it cannot take."""
+    algorithm = fs.FedSGM(0.1, rule=Wrong(mistake))
+    with pytest.raises(fs.SettingError, match=message):
+        simulate(algorithm, clients, params)
+    transport = InProcess.of(Program.of(algorithm, PROBLEM, params), clients, tmp_path)
+    with pytest.raises(fs.SettingError, match=message):
+        fs.federate(algorithm, PROBLEM, transport, params, rounds=2, progress=False)
+
+
+def test_plain_numbers_are_weights(clients, params):
+    assert (simulate(fs.FedSGM(0.1, rule=Wrong("none")), clients, params, rounds=2).history["weight"] == 0.5).all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rate: optax.inject_hyperparams(optax.sgd)(rate),
+        lambda rate: optax.MultiSteps(optax.sgd(rate), 2).gradient_transformation(),
+    ],
+    ids=["hyperparameters", "multiple steps"],
+)
+def test_optimizers_are_told_apart_by_all_that_they_hold(make):
+    assert describe(make(0.1)) == describe(make(0.1))
+    assert describe(make(0.1)) != describe(make(0.2))
+    assert "0x" not in str(describe(make(0.1)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Smallest:
+    """A transform whose state begins at infinity."""
+
+    def init(self, d):
+        return np.float32(np.inf)
+
+    def apply(self, x, state, key):
+        return x, jnp.minimum(state, jnp.min(x) + jnp.inf)
+
+
+def test_a_state_may_be_infinite(clients, params, tmp_path):
+    algorithm = fs.FedSGM(0.1, uplink=fs.chain(Smallest(), TOP))
+    transport = InProcess.of(Program.of(algorithm, PROBLEM, params), clients, tmp_path)
+    federated = fs.federate(algorithm, PROBLEM, transport, params, rounds=2, progress=False)
+    assert (federated.history["answered"] == len(clients)).all()
+
+
+def asked_twice(folder, uplink, clients, params, *, again):
+    """What a client has on its disk after two updates: of one round done again, or of two, the first one's lost."""
+    program = Program.of(fs.FedSGM(0.1, uplink=uplink), PROBLEM, params)
+    client = Client(program, clients[0], folder)
+    model = Followed(program, program.start)
+    for attempt, weight in ((0, 0.0), (1, 0.8)):
+        if attempt and not again:
+            model = model.after(program.encode(fs.Identity().compress(program.start, None)))
+        parts, whole = model.since(-1, 0, 0)
+        payload = pack((np.float32(1 - weight), np.float32(weight), (np.ones(2), (None, None))))
+        request = Request(Kind.UPDATE, 1, attempt, model.version, model.checksum, -1, parts, whole, payload)
+        assert Reply.decode(client.answer(request.encode())).kind == Kind.ANSWER
+    return client.store.read()
+
+
+@pytest.mark.parametrize("uplink", [fs.chain(Momentum(0.9), TOP), fs.chain(Momentum(0.9))], ids=["compressed", "plain"])
+def test_a_round_done_again_takes_all_of_the_memory_back(uplink, clients, params, tmp_path):
+    """The transform has seen one update, as if the first had never been."""
+    state = asked_twice(tmp_path, uplink, clients, params, again=True)
+    assert state.memory.transforms[0]["count"] == 1
+    assert state.sent.before.transforms[0]["count"] == 0
+    assert not state.sent.before.transforms[0]["m"].any()
+
+
+def test_a_lost_message_is_in_the_error_memory_or_its_update_was_in_vain(clients, params, tmp_path):
+    kept = asked_twice(tmp_path / "kept", fs.chain(Momentum(0.9), TOP), clients, params, again=False)
+    assert kept.memory.transforms[0]["count"] == 2
+    lost = asked_twice(tmp_path / "lost", fs.chain(Momentum(0.9)), clients, params, again=False)
+    assert lost.memory.transforms[0]["count"] == 1
+    assert lost.sent.before.transforms[0]["count"] == 0
 
 
 @pytest.mark.parametrize(
@@ -206,6 +328,16 @@ def test_a_client_s_whole_memory_is_rolled_back(clients, params, tmp_path):
         (lambda: fs.FedSGM(0.1, uplink=Clip(1.0)), "uplink=Clip.*, but it must be a compressor, .* or a chain"),
         (lambda: fs.FedSGM(0.1, server="adam"), "server='adam', but it must be an optimizer, such as optax.adam"),
         (lambda: fs.FedSGM(0.1, rule=Clip(1.0)), "rule=Clip.*, but it must be a rule, for instance Hard"),
+        (lambda: fs.FedSGM(0.1, rule=Plain()), "rule=Plain.* is no struct; write @fedsgm.struct above its class"),
+        (
+            lambda: fs.FedSGM(0.1, server=optax.noisy_sgd(0.1, key=jax.random.key(0))),
+            "server: this optimizer keeps a random key",
+        ),
+        (lambda: fs.FedSGM(0.1, server=optax.lbfgs()), "server: this optimizer cannot step along a mean update"),
+        (
+            lambda: fs.FedSGM(0.1, server=optax.MultiSteps(optax.sgd(0.1), 2)),
+            "it must be an optimizer, such as .*; of optax.MultiSteps take gradient_transformation",
+        ),
     ],
 )
 def test_refuses(make, message):

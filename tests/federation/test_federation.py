@@ -113,9 +113,9 @@ def test_every_byte_is_counted(tmp_path):
     assert result.settings["federation"]["clients"][0]["seconds"] > 0
 
 
-def test_a_frame_costs_32_bytes_down_and_24_up():
+def test_a_frame_costs_34_bytes_down_and_24_up():
     request = Request(Kind.UPDATE, 2**63, 7, 2**31, 2**32 - 1, 5, (), False, b"payload")
-    assert len(request.encode()) == 32 + len(b"payload")
+    assert len(request.encode()) == 34 + len(b"payload")
     assert Request.decode(request.encode()) == request
     reply = Reply(Kind.ANSWER, 2**32 - 1, -1, 3, 0.5, b"content")
     assert len(reply.encode()) == 24 + len(b"content")

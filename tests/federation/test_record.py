@@ -1,5 +1,6 @@
 """What a federated run records is what a simulated one does: the step's divergence, promises, reward and cost."""
 
+import dataclasses
 import functools
 import warnings
 
@@ -12,7 +13,7 @@ from fedsgm import theory
 from fedsgm.federation import Failure, Program
 from fedsgm.federation.answers import Report
 from fedsgm.federation.inprocess import InProcess
-from fedsgm.federation.protocol import FrameError, Kind, Request, pack
+from fedsgm.federation.protocol import FrameError, Kind, Reply, Request, pack, unpack
 from fedsgm.tasks import cmdp
 from support.federated import CLIENTS, PARAMS, PROBLEM
 
@@ -109,3 +110,39 @@ def test_a_federated_run_checks_its_promise(tmp_path):
         assert "promised" in run(tmp_path / "kept", 8).verdict()
     with pytest.warns(theory.TheoryWarning, match="rounds is 5, but the promise was made for 8"):
         run(tmp_path / "left", 5)
+
+
+def test_a_constraint_may_be_called_reward(tmp_path):
+    """It is no CMDP's for that: the bar and the picture show the objective."""
+    quantity = dataclasses.replace(PROBLEM.constraints[0].quantity, name="reward")
+    problem = fs.Problem(PROBLEM.objective, [quantity <= 0.3])
+    algorithm = fs.FedSGM(0.1)
+    simulated = fs.simulate(algorithm, problem, CLIENTS, PARAMS, rounds=2, progress=False)
+    simulated.plot(tmp_path / "p.svg")
+    to = InProcess.of(Program.of(algorithm, problem, PARAMS), CLIENTS, tmp_path / "clients")
+    federated = fs.federate(algorithm, problem, to, PARAMS, rounds=2, progress=False)
+    np.testing.assert_allclose(federated.history["reward"], simulated.history["reward"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Kind.MEASURE, Kind.EVALUATE])
+def test_an_array_of_many_dimensions_ends_no_run(kind, tmp_path):
+    """NumPy has 64 and no room for one more, which is what stacking it needs."""
+    wide = np.zeros((1,) * 64, np.float32)
+
+    class Wide(InProcess):
+        def exchange(self, requests, seconds):
+            replies = super().exchange(requests, seconds)
+            if "client-0" in requests and Request.decode(requests["client-0"]).kind & kind:
+                reply = Reply.decode(replies["client-0"])
+                tree = list(unpack(reply.content))
+                tree[0 if kind == Kind.MEASURE else 1] = (wide,)
+                replies["client-0"] = dataclasses.replace(reply, content=pack(tuple(tree))).encode()
+            return replies
+
+    algorithm = fs.FedSGM(0.1)
+    program = Program.of(algorithm, PROBLEM, PARAMS)
+    assert not program.can_decide((wide,))
+    assert not program.can_summarise((wide,))
+    result = fs.federate(algorithm, PROBLEM, Wide.of(program, CLIENTS, tmp_path), PARAMS, rounds=3, progress=False)
+    assert "the numbers do not fit their form" in str(result.settings["federation"]["clients"][0]["left_out"])
+    assert (result.history["answered"][0, 1:] == 4).all()

@@ -25,9 +25,10 @@ from fedsgm.base.errors import SettingError
 from fedsgm.base.layout import Layout
 from fedsgm.base.structs import aside, check_count, check_number, check_participants, replaced, static, struct
 from fedsgm.core import feedback
+from fedsgm.core.checks import check_optimizer
 from fedsgm.core.compression import Compressor, Identity, Message
 from fedsgm.core.feedback import Memory, Uplink, check_downlink, check_uplink
-from fedsgm.core.rules import Direction, Hard, Measured, Rule
+from fedsgm.core.rules import Direction, Hard, Measured, Rule, check_rule
 from fedsgm.core.task import Task
 
 if TYPE_CHECKING:
@@ -164,14 +165,16 @@ class FedSGM:
         check_number("FedSGM", "step_size", self.step_size, above=0)
         check_number("FedSGM", "tolerance", self.tolerance, least=0)
         check_count("FedSGM", "local_steps", self.local_steps)
-        if isinstance(self.rule, type) or not hasattr(self.rule, "decide"):
+        if isinstance(self.rule, type) or not all(hasattr(self.rule, name) for name in ("init", "decide", "report")):
             raise SettingError(f"FedSGM: rule={self.rule!r}, but it must be a rule, for instance Hard()")
+        if any(leaf is self.rule for leaf in jax.tree.leaves(self.rule)):
+            raise SettingError(f"FedSGM: rule={self.rule!r} is no struct; write @fedsgm.struct above its class")
         check_uplink("FedSGM", self.uplink)
         check_downlink("FedSGM", self.downlink)
         if self.project is not None and not callable(self.project):
             raise SettingError(f"FedSGM: project={self.project!r}, but it must be a function of the parameters")
-        if self.server is not None and not (hasattr(self.server, "init") and hasattr(self.server, "update")):
-            raise SettingError(f"FedSGM: server={self.server!r}, but it must be an optimizer, such as optax.adam(0.01)")
+        if self.server is not None:
+            check_optimizer("FedSGM", self.server)
         for name in ("participants", "batch_size", "constraint_batch_size"):
             if getattr(self, name) is not None:
                 check_count("FedSGM", name, getattr(self, name))
@@ -183,6 +186,7 @@ class FedSGM:
 
     def init(self, task: Flat, w: Any) -> Server:
         """x_0 = w_0; no server model of its own where the downlink is not compressed."""
+        check_rule(self.rule, tuple(task.task.bounds))
         model = None if isinstance(self.downlink, Identity) else w
         optimizer = None if self.server is None else self.server.init(w)
         return Server(w, model, self.rule.init(len(task.task.bounds)), optimizer)
@@ -206,8 +210,9 @@ class FedSGM:
     def decide(self, task: Flat, server: Server, statistics: Any, key: jax.Array) -> tuple[Direction, Server, Measured]:
         """Server: the estimate of the constraints and the weights that follow from it (lines 4, 8-17)."""
         measured = task.task.combine(statistics, self.tolerance, jax.random.fold_in(key, 0))
-        direction, rule = self.rule.decide(measured.violations, server.rule)
-        return replaced(direction, guide=measured.guide), replaced(server, rule=rule), measured
+        chosen, rule = self.rule.decide(measured.violations, server.rule)
+        direction = Direction(jnp.float32(chosen.objective), jnp.float32(chosen.constraint), measured.guide)
+        return direction, replaced(server, rule=rule), measured
 
     def report(self, server: Server) -> dict[str, jax.Array]:
         """What the rule names of its state."""

@@ -1,4 +1,4 @@
-"""Before anything runs: what a problem's functions must be, and how much each example weighs in a quantity."""
+"""Before anything runs: what users' functions and optimizers must be, and how much an example weighs in a quantity."""
 
 from __future__ import annotations
 
@@ -75,3 +75,20 @@ def _select(where: Callable[[Any], Any] | None, examples: Any, label: str) -> np
         got = f"a {type(chosen).__name__}" if shape is None else f"shape {shape[2:]}"
         raise SettingError(f"{label}: where must return one truth value per example, but it returned {got}")
     return np.asarray(chosen, bool)
+
+
+def check_optimizer(owner: str, optimizer: Any) -> None:
+    """Refuse what is no optimizer of optax, or one that needs more than a mean update to take a step."""
+    if getattr(optimizer, "_fields", None) != ("init", "update"):
+        also = "; of optax.MultiSteps take gradient_transformation()" if hasattr(optimizer, "update") else ""
+        known = "it must be an optimizer, such as optax.adam(0.01)"
+        raise SettingError(f"{owner}: server={optimizer!r}, but {known}{also}")
+    w = jnp.zeros(2)
+    try:
+        state = optimizer.init(w)
+        jax.eval_shape(optimizer.update, w, state, w)
+    except Exception as error:
+        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise SettingError(f"{owner}: server: this optimizer cannot step along a mean update ({what})") from error
+    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
+        raise SettingError(f"{owner}: server: this optimizer keeps a random key, which no checkpoint can; take another")

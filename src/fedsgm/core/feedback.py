@@ -20,7 +20,11 @@ _TRANSFORMS = 2**32 - 1  # what their key is made with: a compressor splits its 
 
 
 class Transform(Protocol):
-    """A step of a chain, a frozen dataclass: it makes another vector of a client's update, and may keep a state."""
+    """A step of a chain, a frozen dataclass: it makes another vector of a client's update, and may keep a state.
+
+    Where a round is done again, the state goes back to what it was. Where a message is lost, what was sent goes back
+    into the error memory and the state stays; without a compressor it goes back as well.
+    """
 
     def init(self, d: int) -> Any:
         """The state of a client before its first update, a pytree of arrays; None for none."""
@@ -122,9 +126,17 @@ def send(uplink: Uplink, memory: Memory, update: jax.Array, key: jax.Array) -> t
     return message, Memory(left, tuple(states))
 
 
-def take_back(memory: Memory, sent: Any) -> Memory:
-    """The memory, where the server did not use a message: the vector that was sent is part of what it has to get."""
-    return memory if memory.error is None else replaced(memory, error=memory.error + sent)
+def take_back(memory: Memory, before: Memory, sent: Any) -> Memory:
+    """The memory, where the server did not use a message: the vector that was sent is part of what it has to get.
+
+    Without a compressor there is nowhere to keep it; the update was in vain, and the memory is that before it.
+    """
+    return before if memory.error is None else replaced(memory, error=memory.error + sent)
+
+
+def is_sound(memory: Memory) -> bool:
+    """Whether what is to be sent some day is finite; a transform's state is its own."""
+    return memory.error is None or bool(np.isfinite(memory.error).all())
 
 
 def received(link: Uplink, message: Message, d: int) -> jax.Array:

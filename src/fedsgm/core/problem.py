@@ -17,8 +17,7 @@ import numpy as np
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_number, static, struct
 from fedsgm.core.checks import weights_of
-from fedsgm.core.rules import Direction, Measured
-from fedsgm.core.task import COLUMNS
+from fedsgm.core.rules import COLUMNS, Direction, Measured
 from fedsgm.data.clients import Clients
 
 PerExample = Callable[[Any, Any], jax.Array]

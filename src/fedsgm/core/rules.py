@@ -6,13 +6,21 @@ answers with the weights of the gradients. It may carry any pytree from round to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_number, struct
+
+COLUMNS = (
+    *("objective", "estimate", "violation", "weight", "multiplier", "participants", "answered", "evaluated"),
+    *("bytes_up", "bytes_down", "frames_up", "frames_down", "seed", "round"),
+)
+"""Names in a history that neither a constraint nor a rule's report may have."""
 
 
 def largest(violations: jax.Array) -> jax.Array:
@@ -66,6 +74,30 @@ class Rule(Protocol):
     def report(self, state: Any) -> dict[str, jax.Array]:
         """What of the state is recorded in every round, by the name of its column."""
         ...
+
+
+def check_rule(rule: Any, constraints: Sequence[str]) -> None:
+    """Refuse, before anything runs, a rule that cannot decide about so many constraints."""
+    name, count = type(rule).__name__, len(constraints)
+    try:
+        state = rule.init(count)
+        direction, after = jax.eval_shape(rule.decide, jax.ShapeDtypeStruct((count,), jnp.float32), state)
+        shapes = [jnp.shape(direction.objective), jnp.shape(direction.constraint)]
+        reported = rule.report(state).keys()
+    except Exception as error:
+        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise SettingError(f"the rule {name} cannot decide about {count} constraints ({what})") from error
+    if shapes[0] != () or shapes[1] not in ((), (count,)):
+        raise SettingError(
+            f"the rule {name} gives weights of shapes {shapes[0]} and {shapes[1]}, but the objective's must be a "
+            f"number, and the constraints' one or {count} numbers"
+        )
+    forms: Any = [jax.tree.structure(tree) for tree in (state, after)]
+    if forms[0] != forms[1]:
+        raise SettingError(f"the rule {name} changes the form of its state in a round; keep it as init gave it")
+    taken = set(reported) & {*constraints, *COLUMNS} - {"multiplier"}
+    if taken:
+        raise SettingError(f"the rule {name} reports {min(taken)!r}, which is another column's name; give it another")
 
 
 class _Stateless:

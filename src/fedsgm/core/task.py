@@ -8,12 +8,6 @@ import jax
 
 from fedsgm.core.rules import Direction, Measured
 
-COLUMNS = (
-    *("objective", "estimate", "violation", "weight", "multiplier", "participants", "answered", "evaluated"),
-    *("bytes_up", "bytes_down", "frames_up", "frames_down", "seed", "round"),
-)
-"""Names in a history that no constraint may have."""
-
 
 class Task(Protocol):
     """``params`` is the flat vector's pytree, ``data`` one client's."""

@@ -123,7 +123,7 @@ def columns(history: dict[str, np.ndarray], problem: Task) -> dict[str, np.ndarr
 
 def shown(history: Mapping[str, np.ndarray], problem: Task) -> dict[str, float]:
     """For the progress bar: means over seeds of the last round that has them, of [seeds, rounds] columns."""
-    rewarded = "reward" in history
+    rewarded = "reward" in history and "reward" not in problem.bounds
     found = {}
     for name in ("reward", "cost", "weight") if rewarded else ("objective", "violation", "weight"):
         known = history[name][:, ~np.isnan(history[name]).any(axis=0)] if name in history else np.zeros((1, 0))

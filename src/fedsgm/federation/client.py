@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedsgm.base.errors import CheckpointError
@@ -247,7 +246,7 @@ class Client:
         at = At.of(state.seed, asked.round, state.client)
         message, after = self.program.local_update(state.replica, direction, self.data, kept, memory, at)
         vector = self.program.dense(message, self.program.algorithm.uplink)
-        if not all(np.isfinite(leaf).all() for leaf in (vector, *jax.tree.leaves(after))):
+        if not np.isfinite(vector).all() or not feedback.is_sound(after):
             raise FrameError("the update has a NaN or an infinite entry")
         sent = Sent(asked.round, made_of, self.program.encode(message), memory)
         new = dataclasses.replace(state, memory=after, sent=sent)
@@ -266,4 +265,5 @@ class Client:
         if sent.round >= asked.round:
             return sent.before
         uplink = self.program.algorithm.uplink
-        return feedback.take_back(state.memory, self.program.dense(self.program.decode(sent.message, uplink), uplink))
+        vector = self.program.dense(self.program.decode(sent.message, uplink), uplink)
+        return feedback.take_back(state.memory, sent.before, vector)

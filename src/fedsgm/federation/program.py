@@ -12,6 +12,7 @@ import functools
 import json
 import re
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -129,10 +130,10 @@ class Program:
     def can_decide(self, statistics: Any) -> bool:
         """Whether one client's statistics are of a form that :meth:`decide` takes."""
         server = self.algorithm.init(self.task, self.start)
-        return _scalars(_seen, self.algorithm, self.task, server, _stacked([statistics]), At.of(0, 0))
+        return _scalars(functools.partial(_seen, self.algorithm, self.task), server, statistics, At.of(0, 0))
 
     def can_summarise(self, evaluation: Any) -> bool:
-        return _scalars(_summarise, self.task, _stacked([evaluation]))
+        return _scalars(lambda one: _summarise(self.task, _alone(one)), evaluation)
 
     def encode(self, message: Message) -> bytes:
         return wire.encode(message, self.size)
@@ -165,7 +166,7 @@ def _like(link: Any, d: int) -> Message:
     return jax.eval_shape(compressor_of(link).compress, vector, jax.eval_shape(lambda: jax.random.key(0)))
 
 
-def _scalars(function: Any, *arguments: Any) -> bool:
+def _scalars(function: Callable[..., Any], *arguments: Any) -> bool:
     """Whether the function takes these arguments and makes numbers of them."""
     try:
         made = jax.eval_shape(function, *arguments)
@@ -175,8 +176,13 @@ def _scalars(function: Any, *arguments: Any) -> bool:
 
 
 def _seen(algorithm: FedSGM, task: Flat, server: Any, statistics: Any, at: At) -> Any:
-    measured = algorithm.decide(task.at(at.round), server, statistics, at.keys.server)[2]
+    measured = algorithm.decide(task.at(at.round), server, _alone(statistics), at.keys.server)[2]
     return measured.violation, measured.report
+
+
+def _alone(tree: Any) -> Any:
+    """One client's, stacked."""
+    return jax.tree.map(lambda a: a[None], tree)
 
 
 def _stacked(trees: list[Any]) -> Any:

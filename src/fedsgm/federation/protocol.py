@@ -1,8 +1,8 @@
 """What the server and its clients say to each other, as bytes, and what an engine must be to carry it.
 
-A request says which run, which attempt of the server (it counts how often that was resumed) and which round it belongs
-to; the model's version is the round. A reply says which request it answers. Both end in a checksum: what is damaged,
-late or out of order is seen before anything is made of it.
+A request says which run, which attempt of the server (it counts how often a round was tried again or the run resumed)
+and which round it belongs to; the model's version is the round. A reply says which request it answers. Both end in a
+checksum: what is damaged, late or out of order is seen before anything is made of it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import numpy as np
 
 from fedsgm.base.errors import FedSGMError
 
-VERSION = 1
+VERSION = 2
 WHOLE = 0xFFFF  # in place of a number of broadcasts: the whole model
 NOTHING = -1  # the version of a client that holds no model; the round of a message that was never used
 LONGEST = 300  # bytes of an error that is told
+_DIMENSIONS = 8  # that an array may have: statistics have few, and what stacks them needs room for one more
 _MAGIC = b"fS"
-_REQUEST = struct.Struct("<2sBBQHIIHi")
+_REQUEST = struct.Struct("<2sBBQIIIHi")
 _REPLY = struct.Struct("<2sBBIiIf")
 _CHECKSUM = struct.Struct("<I")
 _SIZE = struct.Struct("<I")
@@ -205,7 +206,7 @@ def unpack(data: bytes) -> Any:
         if isinstance(form, list):
             return list(map(build, form[1:])) if form[:1] == ["list"] else tuple(map(build, form))
         shape = tuple(map(int, form.split(","))) if form else ()
-        if min(shape, default=0) < 0:
+        if min(shape, default=0) < 0 or len(shape) > _DIMENSIONS:
             raise ValueError
         size = 4 * math.prod(shape)
         mine, numbers = numbers[:size], numbers[size:]

@@ -22,7 +22,8 @@ def plot(result: Result, path: Path) -> None:
     check_format(path)
     from matplotlib.figure import Figure
 
-    names = ["reward" if "reward" in result.history else "objective", *result.bounds]
+    rewarded = "reward" in result.history and "reward" not in result.bounds
+    names = ["reward" if rewarded else "objective", *result.bounds]
     figure = Figure(figsize=(4.6 * len(names), 3.6), layout="constrained")
     axes = figure.subplots(1, len(names), squeeze=False)[0]
     for axis, name in zip(axes, names, strict=True):

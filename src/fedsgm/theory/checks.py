@@ -73,6 +73,6 @@ def _other_settings(method: Method, rounds: int, promise: dict[str, Any]) -> lis
         for name, wanted in made_for.items()
         if not math.isclose(ran_with[name], wanted, rel_tol=1e-6)
     ]
-    if method.settings["server"] is not None:
+    if method.settings.get("server") is not None:
         found.append("the server's step is an optimizer's, but the promise was made for a plain one")
     return found
