@@ -165,7 +165,8 @@ class TestFeedback:
         update = np.float32([1, 2, 3])
         message, memory = feedback.send(Identity(), feedback.init(Identity(), 3), update, None)
         assert memory == feedback.Memory(None)
-        assert feedback.take_back(memory, update) == memory, "there is nothing to give it back to"
+        before = feedback.Memory(None, ("as it was",))
+        assert feedback.take_back(memory, before, update) is before, "there is nothing to give it back to"
         np.testing.assert_array_equal(message.values, update)
 
     @pytest.mark.parametrize("compressor", [Identity(), TopK(0.1), Quantize("int4"), ScaledSign()], ids=str)
