@@ -156,7 +156,9 @@ def _promised(result: Result) -> list[str]:
     goal = f"stationary within {promise['stationarity']:.2g}" if promise["stationarity"] is not None else ""
     if promise["epsilon"] is not None:
         goal = f"objective at most {promise['epsilon']:.2g} above the best possible"
-    chance = "" if promise["probability"] == 1 else f", with probability {promise['probability']:g}"
+    chance = "" if promise["probability"] in (1, None) else f", with probability {promise['probability']:g}"
+    if promise.get("kind") == "expectation":
+        chance = ",\n             the objective in the mean over runs, each counted by the rounds in its average"
     guess = f" ({' and '.join(promise['estimated'])} estimated)" if promise["estimated"] else ""
     objective, excess = result.values["train"]["objective"][1], result.excess("train")[1].max()
     measured = f"over by at most {excess:.2g}" if excess > 0 else f"within by {-excess:.2g} or more"

@@ -20,6 +20,7 @@ makes the promise fail. And G must hold wherever local steps and compression lea
 bounds the optimum.
 """
 
+from fedsgm.theory.certificates import stationarity
 from fedsgm.theory.checks import TheoryWarning, check
 from fedsgm.theory.guarantees import Guarantee, guarantee
 from fedsgm.theory.lemmas import drift_bound, gamma, memory_bound, multiplier_bound, noise_radius, replica_bound
@@ -40,4 +41,5 @@ __all__ = [
     "noise_radius",
     "plan",
     "replica_bound",
+    "stationarity",
 ]

@@ -1,12 +1,14 @@
-"""Certificates on convex problems: how far from the optimum parameters can be, without knowing the optimum.
+"""Certificates on convex problems: how far from the optimum parameters can be, without knowing the optimum; and on weakly
+convex ones how far from stationary.
 
 For multipliers >= 0 the Lagrangian's minimum over X is a lower bound on f*. It is never minimised exactly, so the
 bound takes off what an inexact minimum can miss: by convexity, at any w,
 
     min over X of L  >=  L(w) - max over v in X of <grad L(w), w - v>,
 
-and the last term, the Frank-Wolfe gap, is known exactly for a bounded X. With strong convexity mu it is at most
-``|grad L(w)|^2 / (2 mu)``, X bounded or not. Everything is in float64, so what is left is its rounding.
+and the last term, the Frank-Wolfe gap, is known exactly for a bounded X. With strong convexity mu ``mu/2 |w - v|^2`` is
+taken off inside the maximum, which is then at the projection of ``w - grad L(w) / mu``, X bounded or not. Everything is
+in float64, so what is left is its rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.layout import Layout
-from fedsgm.base.structs import check_number, static, struct
+from fedsgm.base.structs import check_number, replaced, static, struct
 from fedsgm.core.problem import Mean, Problem
 from fedsgm.theory import estimates
 
@@ -84,18 +86,12 @@ def certify(
         raise SettingError("certify: X is not bounded; give project=, or strong_convexity= if the objective has it")
     k = len(problem.constraints)
     began = np.broadcast_to(np.zeros(k) if multipliers is None else np.asarray(multipliers, np.float64), (k,))
-    layout = Layout.of(params)
-    data = problem.prepare(clients, params)
-    start = layout.rows(params)[0]
+    data, start = problem.prepare(clients, params), Layout.of(params).rows(params)[0]
     with jax.enable_x64(True):
-        data = jax.tree.map(jnp.asarray, data)
-        weights = jnp.asarray(data.weights, jnp.float64)
-        data = dataclasses.replace(data, weights=weights / weights.sum(axis=-1, keepdims=True))
-        bounds = jnp.array([constraint.bound for constraint in problem.constraints], jnp.float64)
-        lagrangian = _Lagrangian(problem, data, bounds, diameter, float(strong_convexity), layout, project)
+        lagrangian = _Lagrangian.of(problem, data, params, project, diameter, float(strong_convexity))
         answer = _certify(lagrangian, start, began, float(tolerance))
         lower, found, values, residual, count = map(np.asarray, answer)
-    excess = values[1:] - np.asarray(bounds)
+    excess = values[1:] - np.asarray(lagrangian.bounds)
     return Certificate(
         lower_bound=float(lower),
         multipliers=dict(zip(problem.names, found.tolist(), strict=True)),
@@ -107,9 +103,54 @@ def certify(
     )
 
 
+def stationarity(
+    problem: Problem,
+    clients: Any,
+    params: Any,
+    *,
+    proximal: float,
+    weak_convexity: float = 0.0,
+    project: Callable[[Any], Any] | None = None,
+    tolerance: float = 1e-5,
+) -> float:
+    """How far ``params`` are from their proximal point: what the theorem on weakly convex objectives bounds the mean of.
+
+    The point is where ``f(y) + proximal/2 |y - params|^2`` is least over the y of X within every bound; parameters that
+    satisfy the first-order conditions of the problem are their own.
+
+    Args:
+        proximal: rho_hat, more than twice rho in the theorem; more than rho makes the point unique.
+        weak_convexity: rho, by which the objective misses being convex. The constraints must be convex.
+        project: the projection onto X, as in :class:`FedSGM`.
+        tolerance: how exact the distance is to be.
+    """
+    check_number("stationarity", "weak_convexity", weak_convexity, least=0)
+    check_number("stationarity", "proximal", proximal, above=weak_convexity)
+    check_number("stationarity", "tolerance", tolerance, above=0)
+    if not all(isinstance(quantity, Mean) for quantity in problem.quantities):
+        raise SettingError("stationarity: it is for constraints that are convex, which a Statistic is not in general")
+    strength = float(proximal) - float(weak_convexity)
+    data, start = problem.prepare(clients, params), Layout.of(params).rows(params)[0].astype(np.float64)
+    with jax.enable_x64(True):
+        lagrangian = _Lagrangian.of(problem, data, params, project, math.inf, strength)
+        lagrangian = replaced(lagrangian, anchor=jnp.asarray(start), proximal=float(proximal))
+        # A value within this of the least one is within a third of the tolerance of the point.
+        goal = strength * float(tolerance) ** 2 / 9
+        point, left = map(np.asarray, _solve(lagrangian, start, np.zeros(len(problem.constraints)), goal))
+    if not left <= goal:
+        raise SettingError(
+            f"stationarity: no point within every bound was found to tolerance={tolerance!r}; "
+            "give a larger one, or bounds that can be met in X"
+        )
+    return float(np.linalg.norm(point - start))
+
+
 @struct
 class _Lagrangian:
-    """The problem's functions of a flat vector, in float64, and how far below them the minimum over X can be."""
+    """The problem's functions of a flat vector, in float64, and how far below them the minimum over X can be.
+
+    With an ``anchor`` the objective has the proximal term.
+    """
 
     problem: Problem
     data: Any
@@ -118,6 +159,19 @@ class _Lagrangian:
     strong_convexity: float
     layout: Layout = static()
     project: Callable[[Any], Any] | None = static()
+    anchor: jax.Array | None = None
+    proximal: float = 0.0
+
+    @classmethod
+    def of(
+        cls, problem: Problem, data: Any, params: Any, project: Any, diameter: float, strong_convexity: float
+    ) -> _Lagrangian:
+        """Where float64 is on."""
+        data = jax.tree.map(jnp.asarray, data)
+        weights = jnp.asarray(data.weights, jnp.float64)
+        data = dataclasses.replace(data, weights=weights / weights.sum(axis=-1, keepdims=True))
+        bounds = jnp.array([constraint.bound for constraint in problem.constraints], jnp.float64)
+        return cls(problem, data, bounds, diameter, strong_convexity, Layout.of(params), project)
 
     def onto(self, w: jax.Array) -> jax.Array:
         """The projection onto X; the layout's own would be in float32."""
@@ -135,7 +189,8 @@ class _Lagrangian:
     def parts(self, w: jax.Array) -> tuple[jax.Array, jax.Array]:
         """f, and ``g_i - c_i``."""
         both = self.values(w)
-        return both[0], both[1:] - self.bounds
+        near = 0.0 if self.anchor is None else self.proximal / 2 * jnp.sum((w - self.anchor) ** 2)
+        return both[0] + near, both[1:] - self.bounds
 
     def at(self, w: jax.Array, multipliers: jax.Array) -> jax.Array:
         objective, excess = self.parts(w)
@@ -150,7 +205,9 @@ class _Lagrangian:
         """How far below L(w) the minimum over X can be. A far point's projection v maximises <gradient, w - v> to
         within diameter^2 / t, t the length of the step to it in units of the gradient."""
         length = jnp.maximum(jnp.linalg.norm(gradient), 1e-300)
-        by_strength = jnp.where(self.strong_convexity > 0, length**2 / (2 * self.strong_convexity), jnp.inf)
+        mu = jnp.where(self.strong_convexity > 0, self.strong_convexity, 1.0)
+        move = w - self.onto(w - gradient / mu)
+        by_strength = jnp.where(self.strong_convexity > 0, gradient @ move - mu / 2 * move @ move, jnp.inf)
         if self.project is None:
             return by_strength
         t = _REACH * self.diameter / length
@@ -187,7 +244,8 @@ class _Search:
 
 @struct
 class _Descent:
-    """Accelerated descent between two steps: ``missed`` is for ``point``, where the last gradient was taken."""
+    """Accelerated descent between two steps: ``left`` is how far ``point``, where the last gradient was taken, can be
+    above the minimum over X, or below it by lying outside."""
 
     w: jax.Array
     ahead: jax.Array
@@ -195,19 +253,30 @@ class _Descent:
     step: jax.Array
     point: jax.Array
     count: jax.Array
-    missed: jax.Array
+    left: jax.Array
+
+
+@jax.jit
+def _solve(lagrangian: _Lagrangian, start: jax.Array, began: jax.Array, tolerance: jax.Array) -> Any:
+    """The solution, as good as it was found, and how much was left."""
+    last = _search(lagrangian, start, began, tolerance)
+    return lagrangian.onto(last.w), last.left
+
+
+def _search(lagrangian: _Lagrangian, start: jax.Array, began: jax.Array, tolerance: jax.Array) -> _Search:
+    one, none, zero = jnp.float64(1), jnp.float64(jnp.inf), jnp.int64(0)
+    first = _Search(lagrangian.onto(start), began, 10 * one, one, -none, began, zero, zero, none, none)
+    return jax.lax.while_loop(
+        lambda search: (search.updates < _OUTER) & (search.left > tolerance),
+        lambda search: _update(lagrangian, search, tolerance / 2),
+        first,
+    )
 
 
 @jax.jit
 def _certify(lagrangian: _Lagrangian, start: jax.Array, began: jax.Array, tolerance: jax.Array) -> Any:
     """The best bound and its multipliers, the values and the residual at ``start``, and the gradients that it took."""
-    one, none, zero = jnp.float64(1), jnp.float64(jnp.inf), jnp.int64(0)
-    first = _Search(lagrangian.onto(start), began, 10 * one, one, -none, began, zero, zero, none, none)
-    last = jax.lax.while_loop(
-        lambda search: (search.updates < _OUTER) & (search.left > tolerance),
-        lambda search: _update(lagrangian, search, tolerance / 2),
-        first,
-    )
+    last = _search(lagrangian, start, began, tolerance)
     return last.best, last.found, lagrangian.values(start), lagrangian.residual(start, last.found), last.gradients
 
 
@@ -239,8 +308,8 @@ def _update(lagrangian: _Lagrangian, search: _Search, goal: jax.Array) -> _Searc
 
 
 def _minimise(lagrangian: _Lagrangian, search: _Search, goal: jax.Array) -> _Descent:
-    """Accelerated projected gradient descent with backtracking and restarts, until at a point ``missed`` is below
-    ``goal``. The point may be a little outside X: the bound holds there as well."""
+    """Accelerated projected gradient descent with backtracking and restarts, until at a point ``left`` is below
+    ``goal``. The point may be a little outside X: the bound holds there as well, but far outside it is loose."""
 
     def augmented(w: jax.Array) -> jax.Array:
         return lagrangian.augmented(w, search.multipliers, search.weight)
@@ -260,8 +329,10 @@ def _minimise(lagrangian: _Lagrangian, search: _Search, goal: jax.Array) -> _Des
         restart = gradient @ (then - w) > 0
         grown = jnp.where(restart, 1.0, (1 + jnp.sqrt(1 + 4 * momentum**2)) / 2)
         further = jnp.where(restart, then, then + (momentum - 1) / grown * (then - w))
-        return _Descent(then, further, grown, step, ahead, now.count + 1, lagrangian.missed(ahead, gradient))
+        outside = jnp.linalg.norm(ahead - lagrangian.onto(ahead)) * jnp.linalg.norm(gradient)
+        left = jnp.maximum(lagrangian.missed(ahead, gradient), outside)
+        return _Descent(then, further, grown, step, ahead, now.count + 1, left)
 
     w, none = search.w, jnp.float64(jnp.inf)
     first = _Descent(w, w, jnp.float64(1), search.step, w, jnp.int64(0), none)
-    return jax.lax.while_loop(lambda now: (now.count < _INNER) & (now.missed > goal), advance, first)
+    return jax.lax.while_loop(lambda now: (now.count < _INNER) & (now.left > goal), advance, first)

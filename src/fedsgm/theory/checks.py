@@ -37,10 +37,9 @@ def check(
     if method.promise is not None:
         sigma, delta = method.promise["given"]["sigma"], method.promise["given"]["delta"]
         found += _other_settings(method, rounds, method.promise)
-    if method.rule == "Soft" and method.rule_settings["beta"] * tolerance < 2 * (1 - 1e-6):
-        needed = f"2 / tolerance = {2 / tolerance:.3g}" if tolerance else "2 / tolerance, and the tolerance is 0"
-        found.append(f"beta is {method.rule_settings['beta']:g}, but the theorem needs at least {needed}")
-    if sigma is not None and method.samples:
+    if method.rule == "Soft":
+        found += _soft(method.rule_settings["beta"], tolerance, method.promise)
+    if sigma is not None and method.samples and _query(method.settings) == "participants":
         radius = noise_radius(sigma, method.participants, rounds, delta / 3)
         if tolerance < radius * (1 - 1e-6):
             found.append(
@@ -63,6 +62,30 @@ def check(
     return found
 
 
+def _soft(beta: float, tolerance: float, promise: dict[str, Any] | None) -> list[str]:
+    """What a beta promises, where the tolerance is too small for it. Without a promise M is only known to be above 0."""
+    if promise is None or "error" not in promise:
+        if tolerance > 1 / beta:
+            return []
+        error, least, within = "M, the theorem's error,", f"M + {1 / beta:.3g}", f"M + {1 / beta:.3g}"
+    else:
+        radius = promise["violation"] - promise["tolerance"]
+        needed = promise["error"] + 1 / beta + radius
+        sharp = promise["beta"] is not None and beta >= promise["beta"] * (1 - 1e-6)
+        if sharp or tolerance >= needed * (1 - 1e-6):
+            return []
+        error, least, within = (f"{value:.3g}" for value in (promise["error"], needed, needed + radius))
+    return [
+        f"beta is {beta:g}, which promises the objective within {error} and the constraint within {within} "
+        f"at a tolerance of {least}, but the tolerance is {tolerance:.3g}"
+    ]
+
+
+def _query(told: dict[str, Any]) -> str:
+    """Who answers the constraint query, of a run or a promise."""
+    return str(told.get("query", "participants"))
+
+
 def _other_settings(method: Method, rounds: int, promise: dict[str, Any]) -> list[str]:
     """Where the run's settings are not those that its promise was made for."""
     made_for = {name: promise[name] for name in ("step_size", "tolerance")}
@@ -73,6 +96,8 @@ def _other_settings(method: Method, rounds: int, promise: dict[str, Any]) -> lis
         for name, wanted in made_for.items()
         if not math.isclose(ran_with[name], wanted, rel_tol=1e-6)
     ]
+    if method.samples and _query(method.settings) != _query(promise):
+        found.append(f"query is {_query(method.settings)!r}, but the promise was made for {_query(promise)!r}")
     if method.settings.get("server") is not None:
         found.append("the server's step is an optimizer's, but the promise was made for a plain one")
     return found

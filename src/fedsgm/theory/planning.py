@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from fedsgm.base.errors import SettingError
+from fedsgm.core.algorithm import FedSGM
 from fedsgm.core.compression import Identity, Layerwise, Natural, RandK
 from fedsgm.core.feedback import Chain
 from fedsgm.core.problem import Mean, Problem
@@ -30,21 +31,33 @@ class _Chosen:
 
 _CHOSEN = tuple(field.name for field in dataclasses.fields(_Chosen))
 _MEASURED = ("distance", "lipschitz", "sigma")
-_TOLD = ("rule", "delta", "gradient_noise", "query_noise", "weak_convexity", "proximal", "multiplier", "form")
+_TOLD = ("rule", "beta", "delta", "gradient_noise", "query_noise", "weak_convexity", "proximal", "multiplier", "form")
+
+
+def _queried() -> tuple[str, ...]:
+    """``query``, if a run can be told who answers the constraint query."""
+    return tuple(field.name for field in dataclasses.fields(FedSGM) if field.name == "query")
 
 
 def plan(problem: Problem, clients: Any, params: Any, *, rounds: int, **settings: Any) -> dict[str, Any]:
-    """The settings of :class:`FedSGM` that a theorem asks for; see :meth:`FedSGM.from_theory`."""
+    """The settings of :class:`FedSGM` that a theorem asks for; see :meth:`FedSGM.from_theory`.
+
+    With sampled clients all of them answer the constraint query unless ``query`` says otherwise: then the estimate does
+    not depend on who is drawn for the gradients, which the theorems assume and one S_t for both does not give.
+    """
+    takes = _CHOSEN + _queried() + _MEASURED + _TOLD
     for name in settings:
-        if name not in _CHOSEN + _MEASURED + _TOLD:
-            known = ", ".join(("rounds", *_CHOSEN, *_MEASURED, *_TOLD))
+        if name not in takes:
+            known = ", ".join(("rounds", *takes))
             raise SettingError(
                 f"from_theory: {name}={settings[name]!r}, but there is no such setting; there are {known}"
             )
     chosen = _Chosen(**{name: settings[name] for name in _CHOSEN if name in settings})
     told = {name: settings[name] for name in _TOLD if name in settings}
     _check_covered(problem, len(clients), chosen, told)
-    measured, estimated = _measure(problem, clients, params, chosen, settings)
+    default = "all" if _queried() and _sampled(chosen, len(clients)) else "participants"
+    query = settings.get("query", default)
+    measured, estimated = _measure(problem, clients, params, chosen, settings, query)
     size = estimates.size(params)
     told["query_noise"] = told.get("query_noise") or 0.0
     promised = guarantee(
@@ -54,17 +67,20 @@ def plan(problem: Problem, clients: Any, params: Any, *, rounds: int, **settings
         participants=chosen.participants,
         uplink=chosen.uplink.contraction(size),
         downlink=chosen.downlink.contraction(size),
+        random=any(map(_is_random, (chosen.uplink, chosen.downlink))),
+        query=query,
         projected=chosen.project is not None,
         query_size=chosen.constraint_batch_size or 1,
         **measured,
         **told,
     )
-    return {
+    set_up = {
         "step_size": promised.step_size,
         "rule": Hard() if promised.beta is None else Soft(promised.beta),
         "tolerance": promised.tolerance,
         "promise": dataclasses.replace(promised, estimated=estimated),
-    } | vars(chosen)
+    }
+    return set_up | dict.fromkeys(_queried(), query) | vars(chosen)
 
 
 def _check_covered(problem: Problem, clients: int, chosen: _Chosen, told: dict[str, Any]) -> None:
@@ -86,7 +102,7 @@ def _check_covered(problem: Problem, clients: int, chosen: _Chosen, told: dict[s
 
 
 def _measure(
-    problem: Problem, clients: Any, params: Any, chosen: _Chosen, settings: dict[str, Any]
+    problem: Problem, clients: Any, params: Any, chosen: _Chosen, settings: dict[str, Any], query: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """D, G and sigma, those that are not given measured; and which of them are no proven bounds."""
     project = chosen.project
@@ -101,7 +117,7 @@ def _measure(
     if lipschitz is None:
         estimated.append("lipschitz")
         lipschitz = estimates.lipschitz(problem, clients, params, project=project)
-    if sigma is None and _sampled(chosen, len(clients)):
+    if sigma is None and query != "all" and _sampled(chosen, len(clients)):
         estimated.append("sigma")
         sigma = estimates.spread(problem, clients, params, project=project)
     return {"distance": distance, "lipschitz": lipschitz, "sigma": sigma or 0.0}, tuple(estimated)

@@ -8,6 +8,7 @@ from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_count, check_number, check_participants
 
 FORMS = ("proof", "statement")
+QUERIES = ("participants", "all", "memory")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,13 +21,18 @@ class Setting:
         distance: D, at least ``|w_0 - w*|``; with sampled clients, or compression and a projection, the diameter of X.
         lipschitz: G, of every f_j and g_j.
         uplink, downlink: the contractions q and q0.
+        random: whether a compressor draws (RandK, Natural), so that its contraction holds in expectation only.
         projected: whether X is not all of R^d.
-        sigma: the estimate of the constraint is sigma^2/m-sub-Gaussian; of no effect with all clients.
+        query: who answers the constraint query: the round's ``"participants"``, as Algorithm 1 lists it, or ``"all"``
+            clients, which makes the estimate exact and so independent of who is drawn for the gradients. For
+            ``"memory"``, the last answer of every client, there is no theorem.
+        sigma: the estimate of the constraint is sigma^2/m-sub-Gaussian; of no effect where all clients answer.
         delta: how often the promise may fail.
         gradient_noise: sigma_xi, for mini-batch gradients (the stochastic theorem), with ``query_noise`` sigma_b and
             ``query_size`` N_b of the constraint queries.
         weak_convexity: rho, for a weakly convex objective, with ``proximal`` rho_hat > 2 rho and ``multiplier`` Lambda
             (see :func:`multiplier_bound`).
+        beta: the soft rule's sharpness, any above 0; None is the theorem's.
         form: ``"proof"`` or ``"statement"``, see :mod:`fedsgm.theory`.
     """
 
@@ -40,7 +46,9 @@ class Setting:
     participants: int | None = None
     uplink: float = 1.0
     downlink: float = 1.0
+    random: bool = False
     projected: bool = False
+    query: str = "participants"
     sigma: float = 0.0
     delta: float = 0.05
     gradient_noise: float | None = None
@@ -49,6 +57,7 @@ class Setting:
     weak_convexity: float | None = None
     proximal: float | None = None
     multiplier: float = 0.0
+    beta: float | None = None
     form: str = "proof"
 
     def __post_init__(self) -> None:
@@ -72,6 +81,16 @@ class Setting:
     def sampled(self) -> bool:
         """m < n."""
         return self.drawn < self.clients
+
+    @property
+    def asked(self) -> int:
+        """How many clients answer the constraint query."""
+        return self.clients if self.query == "all" else self.drawn
+
+    @property
+    def spread(self) -> float:
+        """sigma, as far as the estimate has it: with every client's answer it is exact."""
+        return self.sigma if self.asked < self.clients else 0.0
 
     @property
     def compressed(self) -> bool:
@@ -98,6 +117,8 @@ class Setting:
             raise SettingError(f"guarantee: rule={self.rule!r}, but it must be 'hard' or 'soft'")
         if self.form not in FORMS:
             raise SettingError(f"guarantee: form={self.form!r}, but it must be 'proof' or 'statement'")
+        if self.query not in QUERIES:
+            raise SettingError(f"guarantee: query={self.query!r}, but it must be 'participants', 'all' or 'memory'")
         for name in ("rounds", "local_steps", "clients"):
             check_count("guarantee", name, getattr(self, name))
         check_count("guarantee", "participants", self.drawn)
@@ -111,6 +132,8 @@ class Setting:
                 limit = "below 1" if name == "delta" else "at most 1"
                 raise SettingError(f"guarantee: {name}={value!r}, but it must be above 0 and {limit}")
         check_participants(self.drawn, self.clients)
+        if self.beta is not None:
+            check_number("guarantee", "beta", self.beta, above=0)
 
     def _check_covered(self) -> None:
         """Refuse what the paper has no theorem for."""
@@ -122,6 +145,12 @@ class Setting:
         if (stochastic or weak) and (self.rule == "soft" or self.compressed):
             what = "mini-batch gradients" if stochastic else "a weakly convex objective"
             raise SettingError(f"guarantee: with {what} the paper's theorem is for rule='hard' without compression")
+        if self.rule == "hard" and self.beta is not None:
+            raise SettingError(f"guarantee: beta={self.beta!r}, but the hard rule has none; rule='soft' does")
+        if self.sampled and self.query == "memory":
+            raise SettingError("guarantee: no theorem covers query='memory'; 'participants' and 'all' have one")
+        if self.sampled and self.compressed and self.random:
+            raise SettingError("guarantee: with sampled clients the theorem is for deterministic compressors, e.g. TopK")
         if self.rule == "soft" and self.sampled and self.stated:
             raise SettingError(
                 "guarantee: the paper states no theorem for soft switching with sampled clients; "
