@@ -397,6 +397,10 @@ def test_a_weakly_convex_objective_comes_near_to_stationary():
     assert np.mean(kept @ on.b) - BOUND <= promised.violation
     distances = [distance_to_stationary(w) for w in kept[::50]]
     assert np.mean(distances) <= promised.stationarity
+    ours = theory.stationarity(
+        PROBLEM, on.clients, kept[0].astype(np.float32), proximal=proximal, weak_convexity=rho, project=BALL
+    )
+    assert ours == pytest.approx(distances[0], abs=1e-4)
     start = np.linalg.norm(on.start - on.optimum)
     assert promised.stationarity < start, "the promise says nothing"
 
@@ -527,7 +531,7 @@ def test_any_beta_keeps_what_it_promises(share, name):
     gap, violation = measured(on, run(on, promised, seeds=20 if promised.probability < 1 else None))
     failed = ~((gap <= promised.epsilon) & (violation <= promised.violation))
     assert failed.mean() <= 1 - promised.probability
-    if share < 1:
+    if share < 1 and name == "all":
         assert violation.max() > plain.violation, "a larger ramp lets more through: the promise must grow with it"
 
 
