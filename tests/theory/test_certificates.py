@@ -105,19 +105,29 @@ def test_the_multiplier_is_the_one_in_closed_form():
     assert optimum - 1e-9 <= found.lower_bound <= optimum + 1e-12
 
 
-def test_the_bound_is_close_wherever_the_search_begins():
+@pytest.mark.parametrize("strength", [0.0, 1.0], ids=["width", "strength"])
+def test_the_bound_is_close_on_random_problems(strength):
     """A point outside X can have the bound's value and not be the optimum: none is taken for one."""
-    a, b = A.mean(axis=0), B.mean(axis=0)
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        a, b = rng.normal(size=(2, D)).astype(np.float32)
+        clients = fs.Clients.from_list([{"a": 2 * a[None], "b": b[None]}])
+        a, b = 2 * a.astype(float), b.astype(float)
+        if BOUND / np.linalg.norm(b) < -RADIUS:
+            continue  # nothing in the ball is within
+        optimum = np.sum((onto_part(a, b) - a) ** 2) / 2
+        start = (0.3 * rng.normal(size=D)).astype(np.float32)
+        found = certify(PROBLEM, clients, start, project=BALL, strong_convexity=strength, tolerance=1e-6)
+        assert optimum - 2e-6 <= found.lower_bound <= optimum + 1e-9
+
+
+def onto_part(w, b):
+    """The projection onto what the half space leaves of the ball."""
     unit, height = b / np.linalg.norm(b), BOUND / np.linalg.norm(b)
-    across = a - (a @ unit) * unit
-    across *= min(1, np.sqrt(RADIUS**2 - height**2) / np.linalg.norm(across))
-    optimum = value(height * unit + across, 0.0)
-    rng = np.random.default_rng(3)
-    for strength in (0.0, 1.0):
-        for _ in range(10):
-            start = (0.4 * rng.normal(size=D)).astype(np.float32)
-            found = certify(PROBLEM, CLIENTS, start, project=BALL, strong_convexity=strength, tolerance=1e-6)
-            assert optimum - 2e-6 <= found.lower_bound <= optimum + 1e-12
+    if within(w) @ unit <= height:
+        return within(w)
+    across = w - (w @ unit) * unit
+    return height * unit + across * min(1, np.sqrt(RADIUS**2 - height**2) / np.linalg.norm(across))
 
 
 # --- How far from stationary ---
@@ -138,10 +148,7 @@ def nearest(w, curvature, proximal, ball):
     free = (A.mean(axis=0) + proximal * w) / (curvature + proximal)
     if not ball:
         return free - max(0.0, free @ unit - height) * unit
-    if within(free) @ unit <= height:
-        return within(free)
-    across = free - (free @ unit) * unit
-    return height * unit + across * min(1, np.sqrt(RADIUS**2 - height**2) / np.linalg.norm(across))
+    return onto_part(free, b)
 
 
 @pytest.mark.parametrize("ball", [False, True], ids=["R^d", "ball"])
@@ -224,6 +231,6 @@ def test_stationarity_says_when_there_is_no_point():
     with pytest.raises(fs.SettingError, match="no point within every bound was found"):
         theory.stationarity(never, CLIENTS, np.zeros(D, np.float32), proximal=1.0, project=BALL)
     ratio = fs.Statistic(lambda w, ex: {"s": ex["a"] @ w, "n": 1.0}, lambda t: t["s"] / t["n"], name="rate")
+    problem = fs.Problem(PROBLEM.objective, [ratio <= 1.0])
     with pytest.raises(fs.SettingError, match="a Statistic is not in general"):
-        problem = fs.Problem(PROBLEM.objective, [ratio <= 1.0])
         theory.stationarity(problem, CLIENTS, np.zeros(D, np.float32), proximal=1.0)

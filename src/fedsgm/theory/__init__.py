@@ -11,13 +11,22 @@ the default. They differ in four places, each tested:
 - With compression and all clients the proofs are for X = R^d. For a projected run the form ``"proof"`` takes the
   constants of the proof for sampled clients, which projects, at m = n.
 
-What no form repairs: the theorems for sampled clients assume that the constraint's estimate and the gradients are
-independent, but Algorithm 1 takes both from the same clients. ``tests/theory/test_theory.py`` has a problem where that
-makes the promise fail. And G must hold wherever local steps and compression lead, a little outside X.
+What the proofs assume, and what a run gives of it (``tests/theory/test_assumptions.py``, ``docs/theory.md``):
+
+- With sampled clients the proof assumes that the constraint's estimate is independent of the gradients. Algorithm 1 as
+  listed, one S_t for both, does not give it; asking every client for the constraint (``query="all"``) does.
+- The lemma on sampling takes the diameter of X for ``|w_t - w*|``. An uncompressed downlink with a projection gives it;
+  a compressed one gives it with :func:`replica_bound` more, which the form ``"proof"`` adds.
+- Dividing by |A| takes it for a number. Deterministic compressors give that; with random ones the promise is one in
+  expectation (``Guarantee.kind``).
+- Theorem 1 (ii) as printed, ``g(average) - g(w*) <= epsilon``, takes w* to be on the bound. What is proven, and
+  promised here, is ``g(average) <= epsilon`` above the bound, wherever w* is.
+- The proof of soft switching takes ``beta >= 2 / epsilon`` for simplicity. Any beta has its promise.
+- G must hold wherever local steps and compression lead, a little outside X.
 
 ``setting`` is what a theorem is told, ``guarantees`` has a function for each theorem, ``lemmas`` what they rest on;
 ``estimates`` measures the constants, ``planning`` sets a run up, ``checks`` tells when it left, and ``certificates``
-bounds the optimum.
+bounds the optimum and measures stationarity.
 """
 
 from fedsgm.theory.certificates import stationarity

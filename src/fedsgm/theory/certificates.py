@@ -1,5 +1,5 @@
-"""Certificates on convex problems: how far from the optimum parameters can be, without knowing the optimum; and on weakly
-convex ones how far from stationary.
+"""Certificates on convex problems: how far from the optimum parameters can be, without knowing the optimum; and how
+far from stationary, on weakly convex ones.
 
 For multipliers >= 0 the Lagrangian's minimum over X is a lower bound on f*. It is never minimised exactly, so the
 bound takes off what an inexact minimum can miss: by convexity, at any w,
@@ -113,7 +113,7 @@ def stationarity(
     project: Callable[[Any], Any] | None = None,
     tolerance: float = 1e-5,
 ) -> float:
-    """How far ``params`` are from their proximal point: what the theorem on weakly convex objectives bounds the mean of.
+    """How far ``params`` are from their proximal point, of which the weakly convex theorem bounds the mean.
 
     The point is where ``f(y) + proximal/2 |y - params|^2`` is least over the y of X within every bound; parameters that
     satisfy the first-order conditions of the problem are their own.

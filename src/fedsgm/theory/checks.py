@@ -63,7 +63,7 @@ def check(
 
 
 def _soft(beta: float, tolerance: float, promise: dict[str, Any] | None) -> list[str]:
-    """What a beta promises, where the tolerance is too small for it. Without a promise M is only known to be above 0."""
+    """What a beta promises, where the tolerance is too small for it. Without a promise M is known to be above 0."""
     if promise is None or "error" not in promise:
         if tolerance > 1 / beta:
             return []

@@ -150,7 +150,9 @@ class Setting:
         if self.sampled and self.query == "memory":
             raise SettingError("guarantee: no theorem covers query='memory'; 'participants' and 'all' have one")
         if self.sampled and self.compressed and self.random:
-            raise SettingError("guarantee: with sampled clients the theorem is for deterministic compressors, e.g. TopK")
+            raise SettingError(
+                "guarantee: with sampled clients the theorem is for deterministic compressors, e.g. TopK"
+            )
         if self.rule == "soft" and self.sampled and self.stated:
             raise SettingError(
                 "guarantee: the paper states no theorem for soft switching with sampled clients; "
