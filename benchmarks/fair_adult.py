@@ -46,7 +46,7 @@ def run(data: Any, rule: Any, step: float, every: int) -> tuple[float, float, st
     recent = slice(ROUNDS - RECENT + every - 1, ROUNDS, every)
     loss, gap = (result.history[name][:, recent] for name in ("objective", "demographic_parity"))
     within = (gap <= np.float32(BOUND)).mean(axis=1)
-    tested = (result.values["test"][name][0].mean() for name in ("objective", "demographic_parity"))
+    tested = (result.value("test", name, "last").mean() for name in ("objective", "demographic_parity"))
     cells = [
         f"{rule}",
         f"{step:g}",

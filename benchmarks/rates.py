@@ -55,9 +55,9 @@ def main() -> None:
         result = fs.simulate(
             algorithm, PROBLEM, clients, start, rounds=rounds, seeds=seeds, evaluate_every=0, progress=False
         )
-        gap = result.values["train"]["objective"][1] - optimum
+        gap = result.value("train", "objective", "average") - optimum
         promise = algorithm.promise
-        return float(np.max([gap, result.excess("train")[1]])), max(promise.epsilon, promise.violation)
+        return float(np.max([gap, result.excess("train", "average")])), max(promise.epsilon, promise.violation)
 
     sweeps: dict[str, list[tuple[float, dict[str, Any]]]] = {
         "rounds T": [(t, {"rounds": t}) for t in (500, 2000, 8000, 32_000)],

@@ -73,11 +73,13 @@ def write(path: str, adult: str | None) -> None:
     arrays = {}
     for run, result in results(adult):
         arrays |= {f"{run}: {name}": column for name, column in result.history.items()}
-        for kind in ("last", "average", "best_feasible"):
+        kinds = [kind for kind in ("last", "average", "best_feasible", "answer") if hasattr(result, kind)]
+        for kind in kinds:
             leaves = jax.tree_util.tree_leaves_with_path(getattr(result, kind))
             arrays |= {f"{run}: {kind}{jax.tree_util.keystr(place)}": np.asarray(leaf) for place, leaf in leaves}
         for part, values in result.values.items():
-            arrays |= {f"{run}: {part} {name}": column for name, column in values.items()}
+            for name, rows in values.items():
+                arrays |= {f"{run}: {part} {name}, {kind}": row for kind, row in zip(kinds, rows, strict=True)}
     np.savez(path, **arrays)
 
 

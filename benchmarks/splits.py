@@ -19,8 +19,8 @@ def main() -> None:
     for rule in (fs.Hard(), fs.Soft(beta=40.0)):
         for step_size in (1.0, 0.3, 0.1):
             results = [run(rule, step_size, split) for split in range(SPLITS)]
-            objective = np.mean([r.values["train"]["objective"][0] for r in results])
-            ends = sum(int(r.feasible.sum()) for r in results)
+            objective = np.mean([r.value("train", "objective", "last") for r in results])
+            ends = sum(int(r.last_feasible.sum()) for r in results)
             share = np.mean([r.feasible_rounds for r in results])
             excess = max(r.excess_history()[:, -100:].max() for r in results)
             name = type(rule).__name__.lower()

@@ -12,7 +12,7 @@ def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
     plot: Annotated[Path, typer.Option(help="Where to draw their picture.")] = Path("compare.png"),
 ) -> None:
-    """Print finished runs side by side and draw their course and how they ended."""
+    """Print finished runs' answers side by side and draw their course and what they came to."""
     from fedsgm.results import comparison
     from fedsgm.results.plots import check_format
     from fedsgm.results.result import Result
@@ -22,6 +22,6 @@ def compare(
     names = [folder.resolve().name for folder in folders]
     labels = [str(folder) if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)]
     rows = [comparison.Row.of(label, result) for label, result in zip(labels, results, strict=True)]
-    print(f"{comparison.table(rows)}\n\n{comparison.best(rows)}")
+    print(f"{comparison.table(rows)}\n\n{comparison.best(rows)}\n{comparison.NOTE}")
     comparison.plot(rows, plot, results)
     print(f"\nPicture: {plot}")

@@ -74,14 +74,13 @@ def _train(
         print(f"note: {note}", file=sys.stderr)
     params = net.init(len(prepared.encoder.features), seed=flags.seed)
     result = building.simulate(flags, problem, prepared.clients, params, prepared.test)
-    kind = result.choose()
-    trained = tabular.TableModel(prepared.encoder, net, getattr(result, kind), target, prepared.classes)
-    print(f"Model: {tabular.describe(trained, kind, result, prepared)}\n\n{result.verdict()}", flush=True)
+    trained = tabular.TableModel(prepared.encoder, net, result.answer, target, prepared.classes)
+    print(f"Model: {tabular.describe(trained, result, prepared)}\n\n{result.verdict()}", flush=True)
     settings = deal | {"constraint": constraint or [], "model": model.value, "hidden": hidden}
     save(result, flags.out, f"fit {table}", config.plain(settings) | flags.settings())
-    trained.save(flags.out, kind)
+    trained.save(flags.out)
     print(f"Its model is in model.json. Apply it: fedsgm predict {flags.out} NEW.csv")
-    return 3 if flags.require_feasible and not tabular.meets(result, kind) else 0
+    return 3 if flags.require_feasible and not result.feasible.all() else 0
 
 
 fit = command(

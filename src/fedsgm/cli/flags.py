@@ -113,7 +113,7 @@ class RunFlags:
     )
     progress: Annotated[bool, option(panel=OUTPUT, help="Show progress on standard error.")] = True
     require_feasible: Annotated[
-        bool, option("--require-feasible", panel=OUTPUT, help="Exit with 3 if a seed does not end feasible.")
+        bool, option("--require-feasible", panel=OUTPUT, help="Exit with 3 if a seed's answer is not feasible.")
     ] = False
     config: Annotated[
         Path | None,

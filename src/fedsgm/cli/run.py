@@ -45,12 +45,12 @@ def _add(name: str) -> None:
 
 
 def _render(task: Any, result: Any, path: Path) -> None:
-    """An episode of the first seed's last parameters."""
+    """An episode of the first seed's answer."""
     import jax
 
     from fedsgm.tasks import cmdp
 
-    cmdp.render(task, jax.tree.map(lambda a: a[0], result.last), path)
+    cmdp.render(task, jax.tree.map(lambda a: a[0], result.answer), path)
     print(f"Episode: {path}")
 
 

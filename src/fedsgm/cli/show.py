@@ -11,7 +11,7 @@ import typer
 def show(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     plot: Annotated[Path | None, typer.Option(help="Where to draw its picture; RUN/history.png unless told.")] = None,
-    table: Annotated[bool, typer.Option("--table", help="Also print every seed's values.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="Also print every seed's values, answer and all.")] = False,
 ) -> None:
     """Print a finished run's verdict and draw its picture again."""
     from fedsgm.results import verdict as report

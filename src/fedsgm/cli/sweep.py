@@ -67,7 +67,7 @@ def _sweep(flags: RunFlags, vary: list[str], resume: bool, setup: Setup, own: di
         chosen, (_, clients, params, _) = prepare(setting)
         building.check(chosen, len(clients), params)
     rows = grid.run(distinct, simulate, folder=flags.out, base=base, resume=resume, progress=flags.progress)
-    print(f"{comparison.table(comparison.ranked(rows))}\n\n{comparison.best(rows)}", flush=True)
+    print(f"{comparison.table(comparison.ranked(rows))}\n\n{comparison.best(rows)}\n{comparison.NOTE}", flush=True)
     comparison.plot(rows, flags.out / "sweep.png")
     print(f"\nSaved in {flags.out}: sweep.parquet, sweep.png")
     return 0

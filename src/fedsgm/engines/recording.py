@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from fedsgm.core.rules import Direction, Measured
 from fedsgm.core.task import Task
 from fedsgm.data.clients import Clients, check_finite, length, same_form
 from fedsgm.results.method import Method
-from fedsgm.results.result import Result
+from fedsgm.results.result import KINDS, Result
 from fedsgm.theory.estimates import Watched
 
 TRAFFIC = ("bytes_up", "bytes_down")
@@ -49,26 +49,60 @@ def settings_of(
 
 
 @struct
-class Found:
-    """The iterates that are kept of a run: the theorems' average, and the best one that was within every bound.
+class Kept:
+    """One iterate, its score, the less the better, of how many clients that is, and the round (from 1) that made it."""
 
-    ``evaluated`` says of how many clients the best one's values are.
-    """
+    w: Any
+    score: Any
+    evaluated: Any
+    round: Any
+
+    @classmethod
+    def start(cls, w: np.ndarray) -> Kept:
+        none = np.array(0, np.int32)
+        return cls(np.full_like(w, np.nan), np.float32(np.inf), none, none)
+
+    def against(self, new: Kept, may: Any) -> Kept:
+        """The better of the two, by the lower score; the new one only where it ``may``.
+
+        Scores of more clients come first: without the one that a constraint is about, many a model seems feasible.
+        """
+        to_beat = jnp.where(new.evaluated > self.evaluated, jnp.inf, self.score)
+        better = may & (new.evaluated >= self.evaluated) & (new.score < to_beat)
+        return jax.tree.map(functools.partial(jnp.where, better), new, self)
+
+
+class Ends(NamedTuple):
+    """[kind, seed] parameter vectors, in the order of ``KINDS``, and the rounds that produced them (0: none did)."""
+
+    vectors: np.ndarray
+    rounds: np.ndarray
+
+
+@struct
+class Found:
+    """The iterates that are kept of a run: the theorems' average, the best within every bound, the least violated."""
 
     average: Any
     weight: Any
-    best: Any
-    objective: Any
-    evaluated: Any
+    best: Kept
+    least: Kept
 
     @classmethod
     def start(cls, w: np.ndarray) -> Found:
-        return cls(np.zeros_like(w), np.float32(0), np.full_like(w, np.nan), np.float32(np.inf), np.array(0, np.int32))
+        return cls(np.zeros_like(w), np.float32(0), Kept.start(w), Kept.start(w))
 
     @property
     def averages(self) -> np.ndarray:
         """Of every seed; not a number where every round went to the constraint alone."""
-        return np.where(np.asarray(self.weight)[:, None] > 0, self.average, np.nan)
+        return np.where(np.asarray(self.weight)[..., None] > 0, self.average, np.nan)
+
+    @property
+    def answer(self) -> Kept:
+        """Of every seed the best iterate within every bound; the least violated where it is known of more clients."""
+        best = np.asarray(self.best.evaluated >= self.least.evaluated) & (np.asarray(self.best.round) > 0)
+        chosen = replaced(self.best, w=best[..., None], score=best, evaluated=best, round=best)
+        return jax.tree.map(np.where, chosen, self.best, self.least)
 
     def averaged(self, w: Any, weight: Any) -> Found:
         """With one iterate more in the average, of the weight that its round gave the objective."""
@@ -76,15 +110,24 @@ class Found:
         share = weight / (total + (total <= 0))  # of nothing, nothing; no array of another kind than it was given
         return replaced(self, average=self.average + share * (w - self.average), weight=total)
 
-    def compared(self, w: Any, objective: Any, worst: Any, clients: int) -> Found:
-        """With one candidate more for the best, whose true values are those of so many clients.
+    def compared(self, w: Any, objective: Any, worst: Any, clients: int, round: Any) -> Found:
+        """With one candidate more, of that round, whose true values are those of so many clients."""
+        sound = jnp.isfinite(objective) & jnp.all(jnp.isfinite(w))
+        new = Kept(w, objective, np.int32(clients), round)
+        return replaced(
+            self,
+            best=self.best.against(new, sound & (worst <= 0)),
+            least=self.least.against(replaced(new, score=worst), sound),
+        )
 
-        Values of more clients come first: without the one that a constraint is about, many a model seems feasible.
-        """
-        to_beat = jnp.where(clients > self.evaluated, jnp.inf, self.objective)
-        better = (worst <= 0) & (clients >= self.evaluated) & (objective < to_beat)
-        new = {"best": w, "objective": objective, "evaluated": np.int32(clients)}
-        return replaced(self, **{name: jnp.where(better, value, getattr(self, name)) for name, value in new.items()})
+    def ends(self, last: Any, rounds: int, answer: Kept | None = None) -> Ends:
+        """Of a run that has come to this model in so many rounds; the answer may be told."""
+        answer = self.answer if answer is None else answer
+        made = np.asarray(self.best.round)
+        return Ends(
+            np.stack([last, self.averages, self.best.w, answer.w]),
+            np.stack([np.full_like(made, rounds), np.zeros_like(made), made, answer.round]),
+        )
 
 
 def decided(algorithm: Algorithm, server: Any, direction: Direction, measured: Measured) -> dict[str, jax.Array]:
@@ -157,26 +200,37 @@ def values_at(task: Flat, vectors: jax.Array, data: Any) -> dict[str, jax.Array]
 
 def finished(
     history: dict[str, np.ndarray],
-    ends: np.ndarray,
+    ends: Ends,
     values: Mapping[str, Mapping[str, Any]],
     settings: dict[str, Any],
     problem: Task,
     unflatten: Callable[[Any], Any],
 ) -> Result:
-    """The result, of the [kind, seed] vectors of the last, average and best parameters and their values."""
-    last, average, best = (unflatten(vectors) for vectors in ends)
+    """The result, of the parameters that a run ended with and their values."""
+    names = ("objective", *problem.bounds)
+    measured = {part: {name: np.asarray(found[name]) for name in names} for part, found in values.items()}
     return Result(
+        **{kind: unflatten(vectors) for kind, vectors in zip(KINDS, ends.vectors, strict=True)},
         history=columns(history, problem),
-        last=last,
-        average=average,
-        best_feasible=best,
-        values={
-            part: {name: np.asarray(found[name]) for name in ("objective", *problem.bounds)}
-            for part, found in values.items()
-        },
+        answer_round=ends.rounds[KINDS.index("answer")].astype(np.int64),
+        values=measured | {"train": _as_recorded(measured["train"], history, ends.rounds)},
         bounds={name: float(bound) for name, bound in problem.bounds.items()},
         settings=settings,
     )
+
+
+def _as_recorded(
+    values: dict[str, np.ndarray], history: dict[str, np.ndarray], rounds: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The values that the rounds themselves found, unless fewer clients answered then than at the end.
+
+    An iterate is judged by the numbers it was chosen by: another program's may differ in the last bit.
+    """
+    place = (np.arange(rounds.shape[1]), rounds - 1)
+    known = rounds > 0
+    if "evaluated" in history:
+        known &= history["evaluated"][place] >= history["evaluated"][:, -1]
+    return {name: np.where(known, history[name][place], found) for name, found in values.items()}
 
 
 def check_promise(result: Result, problem: Task, clients: Any = None, params: Any = None) -> None:

@@ -27,7 +27,7 @@ from fedsgm.data.clients import Clients
 from fedsgm.engines import checkpoint as checkpoints
 from fedsgm.engines import recording
 from fedsgm.engines.checkpoint import Checkpoint, Saved
-from fedsgm.engines.recording import Found
+from fedsgm.engines.recording import Ends, Found
 from fedsgm.results.result import Result
 
 _CAPACITY = 128  # rounds that one call of the compiled program can record
@@ -100,7 +100,7 @@ def simulate(
             bar.update(run.done, **recording.shown(run.history[-1], problem))
         ends = run.ends()
         parts = {"train": run.data} | ({} if held_out is None else {"test": held_out})
-        values = {part: recording.values_at(task, ends, examples) for part, examples in parts.items()}
+        values = {part: recording.values_at(task, ends.vectors, examples) for part, examples in parts.items()}
 
     unflatten = layout.unflatten if seeds is not None else lambda stack: layout.unflatten(stack[0])
     result = recording.finished(_join(run.history), ends, values, settings | {"rounds": rounds}, problem, unflatten)
@@ -178,9 +178,8 @@ class Run:
             arrays |= checkpoints.pack("state", self.state)
             checkpoints.save(Path(self._checkpoint.directory), Saved(stop, arrays, self._fingerprint))
 
-    def ends(self) -> np.ndarray:
-        """[kind, seed] vectors: the last, average and best parameters."""
-        return np.stack([self.state.server.replica, self.state.found.averages, self.state.found.best])
+    def ends(self) -> Ends:
+        return self.state.found.ends(self.state.server.replica, self.done)
 
 
 def _one_by_one(fn: Callable[..., Any], who: jax.Array, round: jax.Array, *stacked: Any) -> Any:
@@ -268,7 +267,7 @@ def _round(program: Compiled, data: Any, state: State, draw: Draw, t: jax.Array)
     state = State(
         server=server,
         memory=memory if everyone else jax.tree.map(lambda old, new: old.at[who].set(new), state.memory, memory),
-        found=found.compared(server.replica, values["objective"], worst, program.n),
+        found=found.compared(server.replica, values["objective"], worst, program.n, t + 1),
     )
     return state, info | values
 

@@ -19,7 +19,7 @@ from fedsgm.core.rules import Direction
 from fedsgm.engines import checkpoint as checkpoints
 from fedsgm.engines import recording
 from fedsgm.engines.checkpoint import Checkpoint, Journal, Saved
-from fedsgm.engines.recording import Found
+from fedsgm.engines.recording import Ends, Found, Kept
 from fedsgm.federation.answers import NOT_FINITE, WRONG_SHAPE, Forms, Reasons, Report, Update, absurd
 from fedsgm.federation.panel import Account, Followed, Panel
 from fedsgm.federation.program import At, Program
@@ -154,11 +154,11 @@ class Run:
         self._leave_out([client for client in who if client not in answered], tried.reasons)
         return tried
 
-    def finish(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """The last, average and best parameters, and their true values over the clients, all that answer."""
+    def finish(self) -> tuple[Ends, dict[str, np.ndarray]]:
+        """The parameters that the run ends with, and their true values over the clients, all that answer."""
         self.panel.up = self.panel.down = 0
-        average = self.found.average if self.found.weight > 0 else np.full_like(self.found.average, np.nan)
-        models = [self.model.replica, *(w for w in (average, self.found.best) if np.isfinite(w).all())]
+        kept = (self.found.averages, self.found.best.w, self.found.least.w)
+        models = [self.model.replica, *(w for w in kept if np.isfinite(w).all())]
         beside = _Beside(self._everybody, self._witnesses())
         reasons: Reasons = {}
         for _ in range(TRIES):
@@ -175,17 +175,29 @@ class Run:
             reason = reasons.get(client, WRONG_SHAPE)
             log.warning("at the end %s is not measured: %s", self.accounts[client].name, reason)
         found = {
-            model.tobytes(): self.program.summarise([each[i] for each in evaluations.values()])[0]
+            model.tobytes(): self.program.summarise([each[i] for each in evaluations.values()])
             for i, model in enumerate(models)
         }
         last = self.rounds - 1
         self._record_beside(last, beside)
         for name, more in (("frames_up", self.panel.up), ("frames_down", self.panel.down)):
             self._record(last, {name: self.history.columns[name][last] + more})
-        ends = np.stack([self.model.replica, average, self.found.best])
+        ends = self.found.ends(self.model.replica, self.rounds, self._answer(found, len(evaluations)))
         nothing = dict.fromkeys(("objective", *self.program.task.task.bounds), np.float32(np.nan))
-        rows = [found.get(w.tobytes(), nothing) for w in ends]
+        rows = [found.get(w.tobytes(), (nothing,))[0] for w in ends.vectors]
         return ends, {name: np.array([[row[name]] for row in rows], np.float32) for name in nothing}
+
+    def _answer(self, measured: Mapping[bytes, tuple[Mapping[str, Any], Any]], clients: int) -> Kept:
+        """The best iterate; where it is known of fewer clients than the least violated, as both are measured now."""
+        best, least = self.found.best, self.found.least
+        if best.evaluated >= least.evaluated:
+            return self.found.answer
+        now = Found.start(self.program.start)
+        for kept in (best, least):
+            if kept.round:
+                values, worst = measured[kept.w.tobytes()]
+                now = now.compared(kept.w, values["objective"], worst, clients, kept.round)
+        return now.answer if now.answer.round else least
 
     @property
     def _everybody(self) -> range:
@@ -249,7 +261,8 @@ class Run:
             count = len(evaluations)
             values, worst = self.program.summarise([evaluations[client][0] for client in sorted(evaluations)])
             self._record(row, {"evaluated": np.int32(count)} | values)
-            self.found = _numpy(self.found.compared(self.model.replica, values["objective"], worst, count))
+            found = self.found.compared(self.model.replica, values["objective"], worst, count, np.int32(row + 1))
+            self.found = _numpy(found)
 
     def _record(self, row: int, values: Mapping[str, Any]) -> None:
         if row >= 0:

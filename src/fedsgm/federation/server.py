@@ -22,6 +22,7 @@ from fedsgm.core.task import Task
 from fedsgm.engines import checkpoint as checkpoints
 from fedsgm.engines import recording
 from fedsgm.engines.checkpoint import Checkpoint
+from fedsgm.engines.recording import Ends
 from fedsgm.federation.program import Program
 from fedsgm.federation.protocol import Transport
 from fedsgm.federation.run import Run
@@ -87,10 +88,10 @@ def federate(
             run.step()
             bar.update(run.round, **recording.shown(_with_seed(run.history.columns), problem))
         ends, train = run.finish()
-    ends = ends[:, None]
+    ends = Ends(ends.vectors[:, None], ends.rounds[:, None])
     values = {"train": train}
     if held_out is not None:
-        values["test"] = recording.values_at(program.task, ends, held_out)
+        values["test"] = recording.values_at(program.task, ends.vectors, held_out)
     accounts = [account.row() for account in run.accounts]
     result = recording.finished(
         _with_seed(run.history.columns),

@@ -140,7 +140,7 @@ class Tuned:
 
     def ended(self, part: str, name: str) -> np.ndarray:
         """Every run's last parameters' value."""
-        return np.concatenate([result.values[part][name][0] for result in self.results])
+        return np.concatenate([result.value(part, name, "last") for result in self.results])
 
     def seeds(self) -> list[str]:
         return [

@@ -16,10 +16,12 @@ from fedsgm.results.plots import check_format
 from fedsgm.results.result import Result
 from fedsgm.results.verdict import aligned, number
 
+NOTE = "The numbers are those of the answers (result.answer), but for the last column."
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """How one run or setting ended, seed by seed: the last parameters' true values on the training data."""
+    """What one run or setting came to, seed by seed: the answer's true values on the training data."""
 
     label: str
     kind: str  # rows of a kind share a colour
@@ -30,21 +32,22 @@ class Row:
     feasible_rounds: Sequence[float]  # the share of the last 100 rounds within every bound
 
     @classmethod
-    def of(cls, label: str, result: Result) -> Row:
-        last = {name: values[0].tolist() for name, values in result.values["train"].items()}
+    def of(cls, label: str, result: Result, kind: str = "answer") -> Row:
+        """Of the run's parameters of this kind."""
+        values = {name: result.value("train", name, kind).tolist() for name in result.values["train"]}
         return cls(
             label,
             Method.of(result.settings).kind,
             result.settings["seeds"],
-            last.pop("objective"),
-            last,
-            result.excess("train")[0].tolist(),
+            values.pop("objective"),
+            values,
+            result.excess("train", kind).tolist(),
             result.feasible_rounds.tolist(),
         )
 
     @property
     def feasible(self) -> bool:
-        """Whether every seed ends within every bound."""
+        """Whether every seed is within every bound."""
         return bool((np.asarray(self.excess) <= 0).all())
 
     @property
@@ -96,7 +99,7 @@ def best(rows: Sequence[Row]) -> str:
     """The feasible row with the lowest objective, in a sentence."""
     first = ranked(rows)[0]
     if not first.feasible:
-        return "Best feasible: none; no setting ends within every bound for every seed."
+        return "Best feasible: none; no answer is within every bound for every seed."
     seeds = "one seed" if len(first.seeds) == 1 else f"mean of {len(first.seeds)} seeds"
     return f"Best feasible: {first.label}, objective {number(first.mean)} ({seeds})."
 
@@ -144,7 +147,7 @@ def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
         ring = {"facecolors": "none", "edgecolors": "black", "linewidths": 1.2}
         scatter.scatter(winner.excess, winner.objective, s=110, label="best feasible", **ring)
     scatter.axvline(0, color="red", linestyle=":", linewidth=1.6)
-    scatter.set(xlabel="largest value - bound (feasible: left of 0)", ylabel="objective", title="the end of each seed")
+    scatter.set(xlabel="largest value - bound (feasible: left of 0)", ylabel="objective", title="each seed")
     scatter.grid(alpha=0.25)
     fits = int(figure.get_figwidth() / (0.5 + 0.07 * max(map(len, ("best feasible", *kinds)))))  # inches of 8 points
     handles = scatter.get_legend_handles_labels()

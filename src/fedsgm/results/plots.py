@@ -1,4 +1,4 @@
-"""Pictures of a run: the objective and every constraint against rounds, each seed and their mean."""
+"""Pictures of a run: the objective and every constraint against rounds, each seed and their mean, and the answers."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def plot(result: Result, path: Path) -> None:
     axes = figure.subplots(1, len(names), squeeze=False)[0]
     for axis, name in zip(axes, names, strict=True):
         _lines(axis, result.history[name], result.settings["seeds"])
+        _answers(axis, result.history[name], result.answer_round)
         shown = name.replace("$", r"\$")  # a name from a user's table is no formula
         axis.set(xlabel="round", title=f"{shown} over all clients")
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
@@ -60,6 +61,14 @@ def _lines(axis: Any, values: np.ndarray, seeds: list[int]) -> None:
         axis.plot(measured + 1, row[measured], color="tab:blue", alpha=0.3, linewidth=0.8, marker=mark)
     label = f"mean of {len(seeds)} seeds" if several else f"seed {seeds[0]}"
     axis.plot(measured + 1, values[:, measured].mean(axis=0), color="tab:blue", linewidth=1.6, marker=mark, label=label)
+
+
+def _answers(axis: Any, values: np.ndarray, rounds: np.ndarray) -> None:
+    """A mark where each seed's answer was found."""
+    seeds = np.flatnonzero(rounds)
+    found = values[seeds, rounds[seeds] - 1]
+    label = "answer" if len(rounds) == 1 else "answers"
+    axis.plot(rounds[seeds], found, color="black", linestyle="none", marker="D", markersize=4.5, label=label, zorder=3)
 
 
 def _limits(axis: Any, values: np.ndarray, bound: float) -> None:

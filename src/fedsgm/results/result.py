@@ -15,9 +15,9 @@ from fedsgm.base.describe import describe
 from fedsgm.base.errors import SettingError
 from fedsgm.base.files import write_atomically
 
-KINDS = ("last", "average", "best_feasible")
+KINDS = ("last", "average", "best_feasible", "answer")
 RECENT = 100  # rounds over which the end of a run is judged
-VERSION = 1
+VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,10 +28,15 @@ class Result:
         history: arrays of shape [seeds, rounds, ...]. Row t has the participants' ``estimate`` and ``violation``
             at the round's start, on which it decided, and the true ``objective`` and constraints, by name, of
             the model that the round produced.
-        last, average, best_feasible: parameters, with a leading axis of seeds where several were run.
-            ``average`` is the theorems' (uniform over the feasible rounds for Hard, weights 1 - s for
-            Soft); it and ``best_feasible`` are NaN where no round was feasible.
-        values: ``values["train"]["objective"]`` and so on, arrays of shape [3, seeds] in the order of ``KINDS``.
+        answer: the parameters to take, with a leading axis of seeds where several were run: of the rounds whose true
+            values were measured, the one within every bound that has the lowest objective; where none was within, the
+            least violated one. NaN only where no round's values were finite.
+        answer_round: the round, counted from 1, that produced each seed's answer; 0 where there is none.
+        last, average, best_feasible: other parameters, of the same form. ``average`` is the theorems' (uniform over
+            the feasible rounds for Hard, weights 1 - s for Soft); it and ``best_feasible`` are NaN where no round was
+            feasible.
+        values: ``values["train"]["objective"]`` and so on, arrays of shape [4, seeds] in the order of ``KINDS``;
+            :meth:`value` has them by name.
         bounds: each constraint's bound.
         settings: everything the run was made with.
     """
@@ -40,14 +45,25 @@ class Result:
     last: Any
     average: Any
     best_feasible: Any
+    answer: Any
+    answer_round: np.ndarray
     values: dict[str, dict[str, np.ndarray]]
     bounds: dict[str, float]
     settings: dict[str, Any]
 
     @property
     def feasible(self) -> np.ndarray:
-        """Whether each seed ends, on training data, within every bound."""
-        return self.excess("train")[0] <= 0
+        """Whether each seed's answer is, on training data, within every bound."""
+        return self.excess("train", "answer") <= 0
+
+    @property
+    def last_feasible(self) -> np.ndarray:
+        """Whether each seed's last parameters are."""
+        return self.excess("train", "last") <= 0
+
+    def value(self, part: str, name: str, kind: str) -> np.ndarray:
+        """Each seed's value, such as ``result.value("test", "objective", "answer")``."""
+        return self.values[part][name][KINDS.index(kind)]
 
     @property
     def feasible_rounds(self) -> np.ndarray:
@@ -63,12 +79,6 @@ class Result:
         weight = self.history["weight"].astype(np.float64)
         rest = (1 - weight).sum(axis=1)
         return np.divide(weight.sum(axis=1), rest, out=np.full(len(weight), np.inf), where=rest > 0)
-
-    def choose(self, seed: int = 0) -> str:
-        """Which parameters of a seed to use: the last, unless they are over a bound and an earlier iterate is not."""
-        if self.feasible[seed] or np.isnan(self.values["train"]["objective"][2, seed]):
-            return "last"
-        return "best_feasible"
 
     def verdict(self) -> str:
         """Feasible or not, first; then by how much, the objective, the rounds and the bytes."""
@@ -86,22 +96,22 @@ class Result:
         from fedsgm.theory.certificates import certify
 
         layout = Layout.of(params)
-        seed = int(
-            np.argmin(np.where(self.feasible | ~self.feasible.any(), self.values["train"]["objective"][0], np.inf))
-        )
+        within = self.last_feasible
+        objective = self.value("train", "objective", "last")
+        seed = int(np.argmin(np.where(within | ~within.any(), objective, np.inf)))
         if len(self.bounds) == 1 and np.isfinite(self.multiplier[seed]):
             options = {"multipliers": self.multiplier[seed]} | options
         certificate = certify(problem, clients, layout.unflatten(layout.rows(self.last)[seed]), **options)
         return dataclasses.replace(self, settings=self.settings | {"certificate": describe(certificate)})
 
     def table(self) -> str:
-        """Every seed's objective and constraints: last, average and best feasible parameters."""
+        """Every seed's objective and constraints: of the answer, and of the other parameters."""
         from fedsgm.results.verdict import table
 
         return table(self)
 
     def plot(self, path: str | Path) -> None:
-        """Draw objective and constraints against rounds, with the bounds, into a PNG, SVG or PDF."""
+        """Draw objective and constraints against rounds, with the bounds and the answers, into a PNG, SVG or PDF."""
         from fedsgm.results.plots import plot
 
         plot(self, Path(path))
@@ -123,6 +133,7 @@ class Result:
             "version": VERSION,
             "feasible": bool(self.feasible.all()),
             "verdict": self.verdict().splitlines(),
+            "answer_round": self.answer_round.tolist(),
             "values": {
                 part: {name: _jsonable(rows.astype(float).tolist()) for name, rows in values.items()}
                 for part, values in self.values.items()
@@ -148,8 +159,8 @@ class Result:
             raise SettingError(f"{folder}/result.json is damaged: it is not JSON") from None
         if not isinstance(document, dict) or document.get("version") != VERSION:
             raise SettingError(f"{folder}/result.json is not of a run this fedsgm reads (format {VERSION})")
-        parts = ("values", "bounds", "settings", "params", "files")
-        if not all(isinstance(document.get(part), dict) for part in parts):
+        parts = {"answer_round": list} | dict.fromkeys(("values", "bounds", "settings", "params", "files"), dict)
+        if not all(isinstance(document.get(part), kind) for part, kind in parts.items()):
             raise SettingError(f"{folder}/result.json is damaged: it lacks one of {', '.join(parts)}")
         files = {}
         for name, digest in document["files"].items():
@@ -161,6 +172,7 @@ class Result:
         params = {kind: trees.rebuild(form, kind, arrays) for kind, form in document["params"].items()}
         return cls(
             history=_from_parquet(files["history.parquet"], len(document["settings"]["seeds"])),
+            answer_round=np.array(document["answer_round"], np.int64),
             values={
                 part: {name: np.array(rows, np.float32) for name, rows in values.items()}
                 for part, values in document["values"].items()
@@ -177,9 +189,9 @@ class Result:
         wanted = (t == rounds) | ((t % every == 0) if every else False)
         return wanted | ~np.isnan(self.history["objective"]).all(axis=0)
 
-    def excess(self, part: str) -> np.ndarray:
-        """The largest ``value - bound`` of every [kind, seed]; negative is within every bound."""
-        return _excess(self.values[part], self.bounds)
+    def excess(self, part: str, kind: str) -> np.ndarray:
+        """Each seed's largest ``value - bound``; negative is within every bound."""
+        return _excess({name: self.value(part, name, kind) for name in self.values[part]}, self.bounds)
 
     def excess_history(self) -> np.ndarray:
         """The same of every [seed, round]; NaN where the true values were not measured."""

@@ -9,17 +9,27 @@ from fedsgm.results.result import KINDS, RECENT, Result
 
 
 def verdict(result: Result) -> str:
-    """Feasible or not, first and loudly; then what was measured."""
+    """Whether the answer is feasible, first and loudly; then what was measured of it and of the rest."""
     return "\n".join([_headline(result), "", *_values(result), "", *_rounds(result), *_advice(result)])
+
+
+def found(result: Result) -> str:
+    """The round that the answer is of, or the range over seeds; and of how many it was chosen, if not of all."""
+    first, last = result.answer_round.min(), result.answer_round.max()
+    told = f"round {first}" if first == last else f"rounds {first} .. {last}"
+    measured = int(result.evaluated().sum())
+    if measured == result.settings["rounds"]:
+        return told
+    return f"{told}, of {'the one evaluated round' if measured == 1 else f'{measured} evaluated rounds'}"
 
 
 def table(result: Result) -> str:
     """One line for each kind of parameters and seed."""
     parts = [(part, name) for part in result.values for name in result.values[part]]
     rows = [["parameters", "seed", *(f"{name} ({part})" for part, name in parts)]]
-    for i, kind in enumerate(KINDS):
+    for kind in KINDS:
         for j, seed in enumerate(result.settings["seeds"]):
-            rows.append([kind, str(seed), *(number(result.values[part][name][i, j]) for part, name in parts)])
+            rows.append([kind, str(seed), *(number(result.value(part, name, kind)[j]) for part, name in parts)])
     return aligned(rows)
 
 
@@ -38,40 +48,61 @@ def federation(result: Result) -> str:
 
 
 def _headline(result: Result) -> str:
-    feasible, total = int(result.feasible.sum()), len(result.feasible)
+    total = len(result.feasible)
+    over = int((~result.feasible).sum())
     diverged = int(_diverged(result).sum())
-    if diverged:
+    if over and diverged:
         return f"NOT FEASIBLE: {_seeds(diverged, total)} diverged (not a finite number); take a smaller step size."
     if not result.bounds:
-        return "NO CONSTRAINT: nothing to be feasible for."
-    if feasible == total:
-        fails = "test" in result.values and not (result.excess("test")[0] <= 0).all()
-        but = ", but NOT on the held-out data" if fails else ""
+        return f"NO CONSTRAINT: the answer ({found(result)}) has the lowest objective{_last(result)}."
+    data = f"on the training data{_of_some(result)}"
+    if over:
+        some = "" if total == 1 else f" for {_seeds(over, total)}"
+        none = not (result.excess_history()[~result.feasible] <= 0).any()
+        why = "no round was feasible" if none else "rounds that seemed feasible were measured on fewer clients"
         return (
-            "FEASIBLE: the last parameters are within every bound on the training data"
-            f"{_of_some(result)} ({_seeds(total, total)}){but}."
+            f"NOT FEASIBLE: the answer ({found(result)}) is {_over(result, 'answer')} {data}{some}; "
+            f"{why}, and this is the least violated."
         )
-    excess = result.excess("train")
-    kept = int((excess[2] <= 0).sum())
-    instead = (
-        f"a feasible iterate was kept for {_seeds(kept, total)} (best_feasible)" if kept else "no round was feasible"
-    )
-    return (
-        f"NOT FEASIBLE: the last parameters are over a bound for {_seeds(total - feasible, total)}, "
-        f"by up to {excess[0].max():.2g}; {instead}."
-    )
+    every = "" if total == 1 else f" ({_seeds(total, total)})"
+    fails = "test" in result.values and not (result.excess("test", "answer") <= 0).all()
+    but = ", but NOT on the held-out data" if fails else ""
+    return f"FEASIBLE: the answer ({found(result)}) is within every bound {data}{every}{but}{_last(result)}."
+
+
+def _last(result: Result) -> str:
+    """What is wrong with the last parameters, if anything is, as the end of a sentence."""
+    total, diverged = len(result.feasible), int(_diverged(result).sum())
+    if diverged:
+        some = "" if total == 1 else f" for {_seeds(diverged, total)}"
+        return f"; the last parameters diverged{some} (not a finite number), so take a smaller step size"
+    over = int((~result.last_feasible).sum())
+    some = "" if total == 1 else f" for {_seeds(over, total)}"
+    return f"; the last parameters are {_over(result, 'last')}{some}" if over else ""
+
+
+def _over(result: Result, kind: str) -> str:
+    """Over which bounds, the worst named, and by how much."""
+    values = {name: result.value("train", name, kind) for name in result.bounds}
+    excess = {name: float(np.max(values[name] - np.float32(bound))) for name, bound in result.bounds.items()}
+    worst = max(excess, key=excess.__getitem__)
+    more = sum(value > 0 for value in excess.values()) - 1
+    others = f" and over {more} more bound{'s' if more > 1 else ''}" if more else ""
+    return f"over `{worst}` by {'up to ' if len(result.feasible) > 1 else ''}{excess[worst]:.2g}{others}"
 
 
 def _of_some(result: Result) -> str:
-    """Of whose data, where a federated run's end could not be measured on everybody's."""
+    """Of whose data, where a federated run could not measure the answer on everybody's."""
     clients = result.settings["clients"]
-    measured = int(result.history["evaluated"][0, -1]) if "evaluated" in result.history else clients
-    return "" if measured == clients else f" of {measured} of {clients} clients, the others gave no answer"
+    if "evaluated" not in result.history:
+        return ""
+    measured = max(int(result.history["evaluated"][0, at]) for at in (result.answer_round[0] - 1, -1))
+    return "" if measured == clients else f" of {measured} of {clients} clients (the others did not reply)"
 
 
 def _diverged(result: Result) -> np.ndarray:
     """The seeds that end with a value that is not finite."""
-    last = np.stack([rows[0] for rows in result.values["train"].values()])
+    last = np.stack([result.value("train", name, "last") for name in result.values["train"]])
     return np.asarray(~np.isfinite(last).all(axis=0))
 
 
@@ -80,16 +111,16 @@ def _seeds(some: int, total: int) -> str:
 
 
 def _values(result: Result) -> list[str]:
-    """The last parameters' values: the worst seed of each constraint, the range of the objective."""
+    """The answer's values: the worst seed of each constraint, the range of the objective."""
     over = " (min .. max over seeds)" if len(result.feasible) > 1 else ""
-    rows = [["", "bound", *(f"{part}{over}" for part in result.values)]]
+    rows = [["answer", "bound", *(f"{part}{over}" for part in result.values)]]
     for name in ["objective", *result.bounds]:
         row = [name, number(result.bounds[name]) if name in result.bounds else ""]
-        for values in result.values.values():
-            last = values[name][0]
-            text = number(last.min()) if len(last) == 1 else f"{number(last.min())} .. {number(last.max())}"
+        for part in result.values:
+            values = result.value(part, name, "answer")
+            text = number(values.min()) if len(values) == 1 else f"{number(values.min())} .. {number(values.max())}"
             if name in result.bounds:
-                excess = last.max() - np.float32(result.bounds[name])
+                excess = values.max() - np.float32(result.bounds[name])
                 text += f"  over by {excess:.2g}" if excess > 0 else "  within" if excess <= 0 else "  undefined"
             row.append(text)
         rows.append(row)
@@ -99,7 +130,7 @@ def _values(result: Result) -> list[str]:
 def _rounds(result: Result) -> list[str]:
     history, settings = result.history, result.settings
     method = Method.of(settings)
-    lines = []
+    lines = [_other(result, kind) for kind in ("last", "average")]
     if result.bounds:
         excess = result.excess_history()[:, -RECENT:]
         measured = int(result.evaluated()[-RECENT:].sum())
@@ -109,14 +140,6 @@ def _rounds(result: Result) -> list[str]:
                 f"  rounds     {share:.0%} of the last {measured} evaluated rounds within every bound; "
                 f"the worst {'over by' if worst > 0 else 'within by'} {abs(worst):.2g}"
             )
-        for i, kind in ((1, "average"), (2, "best")):
-            values = {name: v[i] for name, v in result.values["train"].items()}
-            defined = ~np.isnan(values["objective"])
-            if defined.any():
-                told = ", ".join(f"{name} {number(np.mean(v[defined]))}" for name, v in values.items())
-                lines.append(f"  {kind:10} {told} (training, {_seeds(int(defined.sum()), len(defined))})")
-            else:
-                lines.append(f"  {kind:10} undefined: no round was feasible")
     lines.append(
         f"  work       {settings['rounds']} rounds, {method.participants} of {method.clients} clients a round, "
         f"E = {method.local_steps}, {settings['parameters']} parameters"
@@ -129,6 +152,22 @@ def _rounds(result: Result) -> list[str]:
         told = " ".join(f"{value:.3g}" for value in result.multiplier)
         lines.append(f"  multiplier about {told} (the constraint's weight over the objective's)")
     return lines + _promised(result) + _certified(result)
+
+
+def _other(result: Result, kind: str) -> str:
+    """Parameters beside the answer: their mean values, and whether they are within the bounds."""
+    values = {name: result.value("train", name, kind) for name in result.values["train"]}
+    total = len(result.feasible)
+    defined = np.isfinite(np.stack([*values.values()])).all(axis=0).reshape(total)
+    if not defined.any():
+        why = "not a finite number" if _diverged(result).any() else "no round took a step for the objective"
+        return f"  {kind:10} undefined: {why}"
+    told = ", ".join(f"{name} {number(np.mean(v[defined]))}" for name, v in values.items())
+    some = f"mean of {total} seeds" if defined.all() else _seeds(int(defined.sum()), total)
+    seeds = "" if total == 1 else f", {some}"
+    over = int((result.excess("train", kind)[defined] > 0).sum())
+    judged = f"over a bound for {_seeds(over, total)}" if over else "within every bound"
+    return f"  {kind:10} {told} (training{seeds}){f'; {judged}' if result.bounds else ''}"
 
 
 def _traffic(history: dict[str, np.ndarray], what: str) -> str:
@@ -160,7 +199,7 @@ def _promised(result: Result) -> list[str]:
     if promise.get("kind") == "expectation":
         chance = ",\n             the objective in the mean over runs, each counted by the rounds in its average"
     guess = f" ({' and '.join(promise['estimated'])} estimated)" if promise["estimated"] else ""
-    objective, excess = result.values["train"]["objective"][1], result.excess("train")[1].max()
+    objective, excess = result.value("train", "objective", "average"), result.excess("train", "average").max()
     measured = f"over by at most {excess:.2g}" if excess > 0 else f"within by {-excess:.2g} or more"
     certificate = result.settings.get("certificate")
     if promise["epsilon"] is not None and certificate is not None:
@@ -199,8 +238,8 @@ _TIPS = {
 
 
 def _advice(result: Result) -> list[str]:
-    """What to try when the end of the run is not feasible."""
-    if not result.bounds or result.feasible.all() or _diverged(result).any():
+    """What to try when the answer is not feasible, or the end of the run is not."""
+    if (result.feasible & result.last_feasible).all() or _diverged(result).any():
         return []
     method = Method.of(result.settings)
     tips = [_TIPS.get(method.kind, "another rule, for instance Soft, or more rounds")]
@@ -208,7 +247,8 @@ def _advice(result: Result) -> list[str]:
         tips = ["nearly every round went to the constraint: run more rounds, or check that the bound can be met"]
     elif method.rule != "Unconstrained" and method.samples:
         tips.append("more participants a round make the estimate of the constraint less noisy")
-    return ["", f"  To try: {'; '.join(tips)}."]
+    start = "For last parameters that are within, too" if result.feasible.all() else "To try"
+    return ["", f"  {start}: {'; '.join(tips)}."]
 
 
 def number(value: float) -> str:

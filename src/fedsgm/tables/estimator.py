@@ -45,7 +45,7 @@ class FederatedConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: i
 
     Attributes:
         result_: the run's :class:`fedsgm.Result`; ``print(model.result_.verdict())``.
-        params_: its last parameters, or the best feasible ones where the last are over a bound.
+        params_: its answer, the best parameters within every bound.
         classes_: the negative and the positive class.
     """
 
@@ -125,9 +125,8 @@ class FederatedConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: i
             evaluate_every=max(1, self.rounds // 50),
             progress=False,
         )
-        chosen = self.result_.choose()
-        self.params_ = getattr(self.result_, chosen)
-        if chosen == "last" and not self.result_.feasible.all():
+        self.params_ = self.result_.answer
+        if not self.result_.feasible.all():
             warnings.warn(
                 "the constraints are not met on the training data: " + self.result_.verdict().splitlines()[0],
                 ConvergenceWarning,

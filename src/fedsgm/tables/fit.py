@@ -18,11 +18,12 @@ from fedsgm.base.structs import check_count
 from fedsgm.core.problem import Mean, Problem
 from fedsgm.data import Clients
 from fedsgm.data.table import MOST_CATEGORIES, Encoder, Table, as_text, column, numbered
-from fedsgm.results.result import KINDS, Result
+from fedsgm.results.result import Result
+from fedsgm.results.verdict import found
 from fedsgm.tables.grammar import OF_GROUPS, Wanted, build
 from fedsgm.tables.models import MLP
 
-_FILE, _PARAMS, _VERSION = "model.json", "params.safetensors", 1
+_FILE, _PARAMS, _VERSION = "model.json", "params.safetensors", 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -138,15 +139,14 @@ class TableModel:
     def scores_of(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(jax.vmap(self.model.score, (None, 0))(self.params, {"x": x}))
 
-    def save(self, folder: Path, kind: str) -> None:
-        """Write ``model.json`` beside a saved run, whose parameters of this kind the model has."""
+    def save(self, folder: Path) -> None:
+        """Write ``model.json`` beside a saved run, whose answer the model has."""
         document = {
             "version": _VERSION,
             "target": self.target,
             "classes": self.classes,
             "hidden": self.model.hidden,
             "columns": self.encoder.to_json(),
-            "params": kind,
             "digest": hashlib.sha256((folder / _PARAMS).read_bytes()).hexdigest(),
         }
         write_atomically(folder / _FILE, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
@@ -168,7 +168,7 @@ class TableModel:
             return cls(
                 Encoder.from_json(document["columns"]),
                 MLP(tuple(document["hidden"])),
-                {kind: getattr(result, kind) for kind in KINDS}[document["params"]],
+                result.answer,
                 document["target"],
                 (negative, positive),
             )
@@ -250,19 +250,12 @@ def _rows(which: np.ndarray) -> str:
     return "1 row" if which.sum() == 1 else f"{which.sum()} rows"
 
 
-def meets(result: Result, kind: str) -> bool:
-    """Whether parameters of this kind are within every bound on the training data."""
-    return bool(result.excess("train")[KINDS.index(kind), 0] <= 0)
-
-
-def describe(trained: TableModel, kind: str, result: Result, prepared: Prepared) -> str:
-    """Which parameters the model has, why, and how often it is right."""
-    told = "within every bound on the training data; the last parameters" if result.bounds else "the last parameters"
-    if kind == "best_feasible":
-        values = ", ".join(f"{name} {v[2, 0]:.4g}" for name, v in result.values["train"].items())
-        told = f"within every bound on the training data; the best feasible iterate ({values}), because the last is not"
-    elif not meets(result, kind):
-        told = "OVER A BOUND on the training data; the last parameters, as no iterate was within all bounds"
+def describe(trained: TableModel, result: Result, prepared: Prepared) -> str:
+    """What the model is, whether it is within the bounds, and how often it is right."""
+    told = f"the answer ({found(result)})" if result.answer_round.all() else "UNDEFINED, as the run diverged"
+    if result.bounds and result.answer_round.all():
+        within = "within every bound" if result.feasible.all() else "OVER A BOUND"
+        told = f"{within} on the training data; {told}"
     rows = prepared.clients.counts.sum()
     train = np.concatenate([prepared.clients[j]["x"] for j in range(len(prepared.clients))])
     truth = np.concatenate([prepared.clients[j]["y"] for j in range(len(prepared.clients))])
@@ -270,7 +263,7 @@ def describe(trained: TableModel, kind: str, result: Result, prepared: Prepared)
     if prepared.test is not None:
         share = _accuracy(trained, prepared.test["x"], prepared.test["y"])
         told += f", {share:.1%} of {len(prepared.test['y'])} held-out rows"
-        excess = result.excess("test")[KINDS.index(kind), 0]
+        (excess,) = result.excess("test", "answer")
         if result.bounds and not excess <= 0:
             told += f", where it is {f'OVER A BOUND by {excess:.2g}' if excess > 0 else 'undefined for a constraint'}"
     return f"{told} (positive is {trained.classes[1]!r})"
