@@ -134,13 +134,13 @@ def test_wrong_values_get_one_sentence(flags, tmp_path, monkeypatch):
 
 
 def test_render(tmp_path, monkeypatch):
-    """An episode of the first seed's last parameters; ``tests/test_cmdp.py`` looks at the picture itself."""
+    """An episode of the first seed's answer; ``tests/test_cmdp.py`` looks at the picture itself."""
     drawn = []
     monkeypatch.setattr(cmdp, "render", lambda task, params, path: drawn.append((task, params, path)))
 
     def simulate(*given, **_):
-        last = jax.tree.map(lambda a: np.stack([a, a + 1]), given[3])
-        return SimpleNamespace(last=last, verdict=lambda: "", save=lambda _: None, plot=lambda _: None)
+        answer = jax.tree.map(lambda a: np.stack([a, a + 1]), given[3])
+        return SimpleNamespace(answer=answer, verdict=lambda: "", save=lambda _: None, plot=lambda _: None)
 
     monkeypatch.setattr(fs, "simulate", simulate)
     called = call("run", "cartpole", "--out", tmp_path / "run", "--render", tmp_path / "a.gif")

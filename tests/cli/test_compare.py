@@ -10,7 +10,10 @@ import pytest
 
 from fedsgm.results import comparison
 from fedsgm.results.comparison import Row
+from fedsgm.results.result import KINDS
 from support.commands import assert_one_error, call, one, same_bits
+
+ANSWER = KINDS.index("answer")
 
 # The rows, their order and their words -------------------------------------------------------------------------------
 
@@ -34,7 +37,7 @@ def test_ranked_and_best():
     assert ranked == ["first", "second", "near", "far", "diverged", "diverged first"]
     assert [row.label for row in rows if row.feasible] == ["second", "first"], "exactly at the bound is within it"
     assert comparison.best(rows) == "Best feasible: first, objective 0.15 (mean of 2 seeds)."
-    assert comparison.best(rows[:2]) == "Best feasible: none; no setting ends within every bound for every seed."
+    assert comparison.best(rows[:2]) == "Best feasible: none; no answer is within every bound for every seed."
     assert comparison.best([row("a", [0.25], [-1.0])]) == "Best feasible: a, objective 0.25 (one seed)."
 
 
@@ -99,15 +102,16 @@ def test_compare_agrees_with_the_runs_own_files(alone, central, tmp_path):
     feasible = {}
     for run, line in zip(runs, lines[1:], strict=False):
         name, objective, minority, excess, seeds, _ = re.split(r"\s{2,}", line)
-        ends = run.document["values"]["train"]
+        ends = {name: rows[ANSWER] for name, rows in run.document["values"]["train"].items()}
         assert name == run.folder.name, "in the order given"
-        assert float(objective) == pytest.approx(np.mean(ends["objective"][0]), rel=1e-3)
-        assert float(minority) == pytest.approx(max(ends["minority"][0]), rel=1e-3)
+        assert float(objective) == pytest.approx(np.mean(ends["objective"]), rel=1e-3)
+        assert float(minority) == pytest.approx(max(ends["minority"]), rel=1e-3)
         assert (excess == "within") is run.document["feasible"] is (seeds == "2 of 2")
         if run.document["feasible"]:
-            feasible[name] = np.mean(ends["objective"][0])
+            feasible[name] = np.mean(ends["objective"])
     best = min(feasible, key=feasible.get)
     assert f"Best feasible: {best}, objective {feasible[best]:.4g} (mean of 2 seeds)." in lines
+    assert comparison.NOTE in lines
 
 
 def test_compare_draws_courses_in_gradient_steps(alone, central, tmp_path, drawn):

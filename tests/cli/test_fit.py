@@ -19,7 +19,6 @@ import fedsgm as fs
 from fedsgm.__main__ import app
 from fedsgm.cli.flags import RuleName
 from fedsgm.methods import IPPConEx
-from fedsgm.results.result import KINDS
 from fedsgm.tables import fit as tabular
 from support.commands import FILES, Run, assert_one_error, call, same_bits, spellings
 
@@ -76,9 +75,12 @@ def damaged(base, tmp_path):
 
 def test_verdict(base):
     lines = base.run.called.out.splitlines()
-    assert lines[0].startswith("Model: within every bound on the training data; the last parameters; ")
-    assert lines[2].startswith("FEASIBLE: the last parameters are within every bound on the training data")
-    assert ("OVER A BOUND" in lines[0]) == (base.run.result.excess("test")[0, 0] > 0)
+    of = (
+        f"the answer (round {base.run.result.answer_round[0]}, of {base.run.result.evaluated().sum()} evaluated rounds)"
+    )
+    assert lines[0].startswith(f"Model: within every bound on the training data; {of}; ")
+    assert lines[2].startswith(f"FEASIBLE: {of} is within every bound on the training data")
+    assert ("OVER A BOUND" in lines[0]) == (base.run.result.excess("test", "answer")[0] > 0)
     assert lines[2 : 2 + len(base.run.document["verdict"])] == base.run.document["verdict"]
     assert {path.name for path in base.folder.iterdir()} == {*FILES, "model.json"}
     assert f"fedsgm predict {base.folder} NEW.csv" in lines[-1]
@@ -91,7 +93,7 @@ def test_the_bound_is_met_on_the_training_rows(base, predicted, frame):
         gap = demographic_parity_difference(
             truth[rows] == ">50K", predicted["income"][rows] == ">50K", sensitive_features=sex[rows]
         )
-        assert gap == pytest.approx(base.run.result.values[part]["demographic_parity(sex)"][0], abs=1e-6)
+        assert gap == pytest.approx(base.run.result.value(part, "demographic_parity(sex)", "answer")[0], abs=1e-6)
         assert gap <= 0.05 or part == "test"
     rates = (truth == ">50K").groupby(sex).mean()
     assert rates.max() - rates.min() > 0.15, "a model that is right about everybody would be far over the bound"
@@ -120,7 +122,7 @@ def test_predictions_by_hand(base, predicted, frame):
             continue
         parts += [frame[name] == value for value in sorted(train[name].dropna().unique())]
         parts += [frame[name].isna()] if train[name].isna().any() else []
-    (layer,) = base.run.result.last
+    (layer,) = base.run.result.answer
     logits = np.stack(parts, axis=1).astype(float) @ layer["w"] + layer["b"]
     np.testing.assert_allclose(predicted["probability of >50K"], 1 / (1 + np.exp(-logits)), atol=1e-5)
     clear = abs(logits) > 1e-4
@@ -160,7 +162,7 @@ def assert_not_feasible(called, folder, table):
     """Such a loss cannot be had in 20 rounds: exit code 3, with a model that is written all the same, and says so."""
     assert called.code == 3, called.err
     assert called.out.startswith("Model: OVER A BOUND on the training data; ")
-    over = fs.Result.load(folder).excess("test")[0, 0]
+    over = fs.Result.load(folder).excess("test", "answer")[0]
     assert f"held-out rows, where it is OVER A BOUND by {over:.2g} (" in called.out.splitlines()[0]
     assert "\nNOT FEASIBLE: " in called.out
     assert call("predict", folder, table).code == 0
@@ -181,15 +183,13 @@ def test_a_network_with_two_constraints(table, frame, tmp_path):
     assert call("predict", tmp_path / "run", table, "--out", out).code == 0
     predicted = pd.read_parquet(out)
     assert list(predicted) == ["income", "probability of <=50K"]
-    document = json.loads((tmp_path / "run" / "model.json").read_text())
-    which = KINDS.index(document["params"])
     gap = demographic_parity_difference(
         frame["income"] == ">50K", predicted["income"] == "<=50K", sensitive_features=frame["sex"]
     )
     wrong = 1 - recall_score(frame["income"], predicted["income"], pos_label=">50K")
-    values = run.result.values["train"]
-    assert gap == pytest.approx(values["demographic_parity(sex)"][which, 0], abs=1e-6)
-    assert wrong == pytest.approx(values["error_rate(income == >50K)"][which, 0], abs=1e-6)
+    parity, errors = (run.result.value("train", name, "answer")[0] for name in run.result.bounds)
+    assert gap == pytest.approx(parity, abs=1e-6)
+    assert wrong == pytest.approx(errors, abs=1e-6)
     assert gap <= 0.2 + 1e-7
     assert wrong <= 0.4 + 1e-7
     assert called.out.startswith("Model: within every bound on the training data; ")

@@ -154,7 +154,7 @@ def test_progress(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("bound", "code", "headline"), [("5", 0, "FEASIBLE: "), ("0.01", 3, "NOT FEASIBLE: ")])
 def test_require_feasible(bound, code, headline, tmp_path):
-    """Exit code 3 where a seed ends outside its bound; the run is saved all the same, and 0 without the flag."""
+    """Exit code 3 where a seed's answer is outside its bound; the run is saved all the same, and 0 without the flag."""
     done = run(tmp_path / "run", "--bound", bound, "--require-feasible", code=code)
     assert done.called.out.startswith(headline)
     assert done.document["feasible"] is (code == 0)
@@ -165,7 +165,7 @@ def test_require_feasible(bound, code, headline, tmp_path):
 def test_require_feasible_means_every_seed(tmp_path):
     """The first round from zero goes to the constraint under either bound, so both runs end at the same models."""
     flags = ("--seeds", "3", "--rounds", "1")
-    values = np.sort(run(tmp_path / "run", *flags).result.values["train"]["minority"][0])
+    values = np.sort(run(tmp_path / "run", *flags).result.value("train", "minority", "answer"))
     assert values[0] < values[1] < np.log(2)
     done = run(tmp_path / "run", *flags, "--bound", values[:2].mean(), "--require-feasible", code=3)
     assert done.result.feasible.sum() == 1

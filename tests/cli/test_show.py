@@ -41,10 +41,10 @@ def test_show_table(tmp_path):
     shown = call("show", done.folder, "--table")
     assert shown.code == 0
     assert "(train)" not in plain.out
-    rows = [line.split() for line in shown.out.splitlines() if line.startswith(("last ", "average ", "best_feasible "))]
+    rows = [line.split() for line in shown.out.splitlines() if line.startswith(tuple(f"{k} " for k in KINDS))]
     assert [row[:2] for row in rows] == [[kind, seed] for kind in KINDS for seed in ("5", "6", "7")]
     columns = [done.result.values[part][name] for part in ("train", "test") for name in ("objective", "minority")]
-    for row, expected in zip(rows, np.stack(columns, axis=-1).reshape(9, 4), strict=True):
+    for row, expected in zip(rows, np.stack(columns, axis=-1).reshape(12, 4), strict=True):
         np.testing.assert_allclose([float(cell.replace("undefined", "nan")) for cell in row[2:]], expected, rtol=1e-3)
 
 

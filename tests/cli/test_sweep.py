@@ -16,9 +16,11 @@ from fedsgm.__main__ import app
 from fedsgm.base import progress
 from fedsgm.cli import building, flags
 from fedsgm.cli import grid as sweep
+from fedsgm.results.result import KINDS
 from support.commands import SMALL, assert_one_error, call, one, spellings, write
 from support.flags import CASES, ELSEWHERE
 
+ANSWER = KINDS.index("answer")
 SWEEP = ("sweep", "neyman-pearson")
 VARY = ("--vary", "rule=hard,soft", "--vary", "step-size=0.1,0.9", "--vary", "beta=5,40")
 SETTINGS = {
@@ -156,8 +158,8 @@ def test_every_row_is_what_a_run_of_its_own_gives(swept, alone):
         run = alone[row["setting"]]
         j = row["seed"]
         history = run.history["minority"][j]
-        assert row["objective"] == run.document["values"]["train"]["objective"][0][j]
-        assert row["constraint minority"] == run.document["values"]["train"]["minority"][0][j]
+        assert row["objective"] == run.document["values"]["train"]["objective"][ANSWER][j]
+        assert row["constraint minority"] == run.document["values"]["train"]["minority"][ANSWER][j]
         assert row["excess"] == pytest.approx(row["constraint minority"] - 0.15, abs=1e-7)
         assert row["feasible_rounds"] == np.mean(history <= np.float32(0.15))
         assert row["kind"] == run.algorithm["rule"]["is"]
@@ -169,8 +171,8 @@ def test_every_row_is_what_a_run_of_its_own_gives(swept, alone):
 def test_the_table_has_the_feasible_first_and_names_the_best(swept, alone):
     """From the runs' own files: feasible for every seed by mean objective, then the others by their worst seed."""
     ends = {label: run.document["values"]["train"] for label, run in alone.items()}
-    worst = {label: max(end["minority"][0]) for label, end in ends.items()}
-    mean = {label: np.mean(end["objective"][0]) for label, end in ends.items()}
+    worst = {label: max(end["minority"][ANSWER]) for label, end in ends.items()}
+    mean = {label: np.mean(end["objective"][ANSWER]) for label, end in ends.items()}
     over = {label: value > np.float32(0.15) for label, value in worst.items()}
     expected = sorted(SETTINGS, key=lambda label: (over[label], worst[label] if over[label] else mean[label]))
     assert 0 < sum(over.values()) < len(over)
@@ -194,7 +196,7 @@ def test_the_table_has_the_feasible_first_and_names_the_best(swept, alone):
         assert float(objective) == pytest.approx(mean[label], rel=1e-3)
         assert float(minority) == pytest.approx(worst[label], rel=1e-3)
         assert excess == "within" if not over[label] else float(excess) == pytest.approx(worst[label] - 0.15, rel=1e-2)
-        assert seeds == f"{sum(np.array(ends[label]['minority'][0]) <= np.float32(0.15))} of 2"
+        assert seeds == f"{sum(np.array(ends[label]['minority'][ANSWER]) <= np.float32(0.15))} of 2"
         assert share == f"{np.mean(alone[label].history['minority'] <= np.float32(0.15)):.0%}"
     best = expected[0]
     assert f"Best feasible: {best}, objective {mean[best]:.4g} (mean of 2 seeds)." in lines
@@ -236,7 +238,7 @@ def test_the_picture_has_a_point_for_every_seed_and_a_ring_around_the_best(swept
 
 def test_none_is_feasible(tmp_path):
     called = swept_to(tmp_path / "out", "--vary", "step-size=0.1,0.2", "--bound", "0.01")
-    assert "Best feasible: none; no setting ends within every bound for every seed." in called.out
+    assert "Best feasible: none; no answer is within every bound for every seed." in called.out
     assert "within" not in called.out.splitlines()[1]
 
 
@@ -248,7 +250,7 @@ def test_a_task_s_own_setting_and_a_compressor_are_varied(tmp_path):
     for label, given in ((labels[0], "--bound 0.2 --uplink none"), (labels[3], "--bound 5 --uplink topk:0.1")):
         run = one(tmp_path / "one", *given.split())
         found = [row["objective"] for row in rows if row["setting"] == label]
-        assert found == run.document["values"]["train"]["objective"][0]
+        assert found == run.document["values"]["train"]["objective"][ANSWER]
 
 
 def test_seeds_seed_and_their_grid(tmp_path):

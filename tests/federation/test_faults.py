@@ -121,8 +121,8 @@ def test_the_verdict_tells_of_clients_that_are_left_out(tmp_path):
     gone = InProcess.of(program, CLIENTS, tmp_path, lambda _, c: Fault.LOSE_REQUEST if c == "client-2" else None)
     lines = fs.federate(algorithm, problem, gone, PARAMS, rounds=3, progress=False).verdict().splitlines()
     assert lines[0] == (
-        "FEASIBLE: the last parameters are within every bound on the training data of 4 of 5 clients, "
-        "the others gave no answer (the one seed)."
+        "FEASIBLE: the answer (round 3) is within every bound on the training data of 4 of 5 clients "
+        "(the others did not reply)."
     )
     assert "  left out   client-2 from 3 rounds: no answer" in lines
 

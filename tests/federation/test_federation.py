@@ -15,6 +15,7 @@ from fedsgm.federation import Client, Failure, Program, federate
 from fedsgm.federation.inprocess import Fault, InProcess
 from fedsgm.federation.program import At
 from fedsgm.federation.protocol import FrameError, Kind, Reply, Request, one_line, pack, told, unpack
+from fedsgm.results.result import KINDS
 from support.federated import ALGORITHM, CLIENTS, PARAMS, PROBLEM, PROGRAM, TEST, Server, Stopped, Watched, check_books
 from support.runs import EVERYTHING
 
@@ -39,7 +40,8 @@ def assert_same_run(federated, simulated):
         np.testing.assert_allclose(federated.history[name], column, rtol=2e-5, atol=2e-6, err_msg=name)
     for name in ("participants", "bytes_up", "bytes_down"):
         np.testing.assert_array_equal(federated.history[name], simulated.history[name], err_msg=name)
-    for kind in ("last", "average", "best_feasible"):
+    np.testing.assert_array_equal(federated.answer_round, simulated.answer_round)
+    for kind in KINDS:
         for left, right in zip(
             jax.tree.leaves(getattr(federated, kind)), jax.tree.leaves(getattr(simulated, kind)), strict=True
         ):
@@ -237,6 +239,10 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, stop):
             np.testing.assert_array_equal(resumed.history[name], column, err_msg=name)
     jax.tree.map(np.testing.assert_array_equal, resumed.last, whole.last)
     jax.tree.map(np.testing.assert_array_equal, resumed.best_feasible, whole.best_feasible)
+    jax.tree.map(np.testing.assert_array_equal, resumed.answer, whole.answer)
+    np.testing.assert_array_equal(resumed.answer_round, whole.answer_round)
+    assert resumed.values.keys() == whole.values.keys()
+    jax.tree.map(np.testing.assert_array_equal, resumed.values, whole.values)
 
 
 @pytest.mark.parametrize("when", ["before its checkpoint", "after its checkpoint"])

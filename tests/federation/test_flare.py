@@ -26,6 +26,7 @@ from fedsgm.federation.flare.local import LocalFederation
 from fedsgm.federation.inprocess import InProcess
 from fedsgm.federation.protocol import Kind, Request
 from fedsgm.federation.resident import Resident, Setup
+from fedsgm.results.result import KINDS
 from fedsgm.tasks import neyman_pearson
 from support import faulty
 
@@ -325,7 +326,7 @@ def test_a_federation_takes_the_steps_of_a_simulated_run(tmp_path):
     assert (found.history["answered"] == 3).all()
     for name in ("objective", "minority", "estimate", "violation", "weight"):
         np.testing.assert_allclose(found.history[name], expected.history[name], rtol=1e-5, atol=2e-6, err_msg=name)
-    for kind in ("last", "average", "best_feasible"):
+    for kind in KINDS:
         for mine, theirs in zip(*map(jax.tree.leaves, (getattr(found, kind), getattr(expected, kind))), strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6, err_msg=kind)
     for part in ("train", "test"):

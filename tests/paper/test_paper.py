@@ -21,6 +21,7 @@ from fedsgm.paper import neyman_pearson as np_task
 from fedsgm.paper.lines import GRID, Data, Line, compared
 from fedsgm.paper.studies import STUDIES
 from fedsgm.paper.study import Run, Scale, collect
+from fedsgm.results.result import KINDS
 from support import processes
 
 NAMES = [
@@ -55,15 +56,14 @@ def made_up(run, rng, *, objective=None, constraint=None):
         history["reward"] = drawn(None, 150.0)
         history["estimate"] = rng.uniform(20, 80, shape).astype(np.float32)
     ends = {
-        key: np.repeat(values[None, :, -1], 3, axis=0)
+        key: np.repeat(values[None, :, -1], len(KINDS), axis=0)
         for key, values in history.items()
         if key not in ("violation", "estimate")
     }
     return fs.Result(
         history=history,
-        last={},
-        average={},
-        best_feasible={},
+        **{kind: {} for kind in KINDS},
+        answer_round=np.full(run.seeds, run.rounds),
         values={"train": ends, "test": ends},
         bounds={name: bound},
         settings={

@@ -30,11 +30,21 @@ def made(
     participants=2,
     evaluate_every=1,
     params=None,
+    answer_round=3,
 ):
-    """A result by hand: ``train`` and ``test`` are rows [last, average, best] of every value, each [seeds]."""
+    """A result by hand: ``train`` and ``test`` are rows [last, average, best] of every value, each [seeds].
+
+    The answer is the best, or else the last, unless the rows have a fourth.
+    """
     bounds = {"g": 0.5} if bounds is None else bounds
     values = {"train": train} | ({} if test is None else {"test": test})
     values = {part: {name: np.asarray(rows, np.float32) for name, rows in of.items()} for part, of in values.items()}
+    if len(values["train"]["objective"]) == 3:
+        none = np.isnan(values["train"]["objective"][2])
+        values = {
+            part: {name: np.stack([*rows, np.where(none, rows[0], rows[2])]) for name, rows in of.items()}
+            for part, of in values.items()
+        }
     seeds = values["train"]["objective"].shape[1]
     full = {name: np.full((seeds, rounds), 0.25, np.float32) for name in ("objective", *bounds)}
     full |= {name: np.zeros((seeds, rounds), np.float32) for name in ("violation", "weight", "estimate")}
@@ -58,7 +68,12 @@ def made(
         "rounds": rounds,
     }
     return fs.Result(
-        history=full, last=params, average=params, best_feasible=params, values=values, bounds=bounds, settings=settings
+        **dict.fromkeys(KINDS, params),
+        history=full,
+        answer_round=np.broadcast_to(answer_round, seeds),
+        values=values,
+        bounds=bounds,
+        settings=settings,
     )
 
 
@@ -115,8 +130,10 @@ def test_seeds_give_the_parameters_a_leading_axis_and_a_seed_none(several, singl
         assert {name: a.shape for name, a in getattr(several, kind).items()} == {"w": (3, FEATURES), "b": (3,)}
         assert {name: a.shape for name, a in getattr(single, kind).items()} == {"w": (FEATURES,), "b": ()}
     for part in ("train", "test"):
-        assert {name: a.shape for name, a in several.values[part].items()} == {"objective": (3, 3), "positive": (3, 3)}
-        assert {name: a.shape for name, a in single.values[part].items()} == {"objective": (3, 1), "positive": (3, 1)}
+        assert {name: a.shape for name, a in several.values[part].items()} == {"objective": (4, 3), "positive": (4, 3)}
+        assert {name: a.shape for name, a in single.values[part].items()} == {"objective": (4, 1), "positive": (4, 1)}
+    assert several.answer_round.shape == (3,)
+    assert single.answer_round.tolist() == [several.answer_round[1]]
     assert several.settings["seeds"] == [0, 1, 2]
     assert single.settings["seeds"] == [1]
 
@@ -133,17 +150,49 @@ def test_one_seed_asked_for_as_seeds_keeps_its_axis(clients):
 
 
 def test_the_values_are_those_of_the_parameters(several, clients):
-    for i, kind in enumerate(KINDS):
+    for kind in KINDS:
         for seed in range(3):
             params = jax.tree.map(lambda a, seed=seed: a[seed], getattr(several, kind))
             expected = true_values(clients, params)
-            got = [several.values["train"][name][i, seed] for name in ("objective", "positive")]
+            got = [several.value("train", name, kind)[seed] for name in ("objective", "positive")]
             np.testing.assert_allclose(got, expected, rtol=1e-5)
             expected = true_values(fs.Clients.from_list([clients[0]]), params)
-            got = [several.values["test"][name][i, seed] for name in ("objective", "positive")]
+            got = [several.value("test", name, kind)[seed] for name in ("objective", "positive")]
             np.testing.assert_allclose(got, expected, rtol=1e-5)
     for name in ("objective", "positive"):
-        np.testing.assert_allclose(several.history[name][:, -1], several.values["train"][name][0], rtol=1e-6)
+        np.testing.assert_array_equal(several.history[name][:, -1], several.value("train", name, "last"))
+
+
+def test_the_rows_have_names():
+    values = {"objective": np.arange(8).reshape(4, 2), "g": -np.arange(8).reshape(4, 2)}
+    result = made(values, {name: 10 * rows for name, rows in values.items()})
+    for i, kind in enumerate(("last", "average", "best_feasible", "answer")):
+        assert result.value("train", "objective", kind).tolist() == [2 * i, 2 * i + 1]
+        assert result.value("test", "g", kind).tolist() == [-20 * i, -20 * i - 10]
+    assert len(KINDS) == 4
+
+
+def test_the_answer_is_what_the_rounds_say(several, clients):
+    """The best feasible round's parameters; its values are those that were recorded, to the last bit."""
+    for seed in range(3):
+        objective, constraint = (several.history[name][seed] for name in ("objective", "positive"))
+        best = np.argmin(np.where(constraint <= np.float32(0.45), objective, np.inf))
+        assert several.answer_round[seed] == best + 1
+        assert several.value("train", "objective", "answer")[seed] == objective[best]
+        assert several.value("train", "positive", "answer")[seed] == constraint[best]
+        alone = simulate(bounded(0.45), clients, rounds=int(best) + 1, seed=seed)
+        for name, array in alone.last.items():
+            np.testing.assert_array_equal(several.answer[name][seed], array)
+            np.testing.assert_array_equal(several.best_feasible[name][seed], array)
+    assert several.feasible.all()
+
+
+def test_without_a_constraint_the_answer_has_the_lowest_objective(clients):
+    result = simulate(fs.Problem(objective=logistic), clients, fs.FedSGM(step_size=8.0), rounds=20)
+    objective = result.history["objective"][0]
+    assert objective[-1] > objective.min(), "the last must not be the best, or the test shows nothing"
+    assert result.answer_round.tolist() == [np.argmin(objective) + 1]
+    assert result.value("train", "objective", "answer") == objective.min()
 
 
 def test_best_feasible_is_the_feasible_iterate_of_least_objective(several, clients):
@@ -158,7 +207,7 @@ def test_best_feasible_is_the_feasible_iterate_of_least_objective(several, clien
         f, g = true_values(clients, params)
         assert f == pytest.approx(least, rel=1e-5)
         assert g <= 0.45 + 1e-6
-        assert several.values["train"]["objective"][2, seed] == pytest.approx(least, rel=1e-6)
+        assert several.value("train", "objective", "best_feasible")[seed] == pytest.approx(least, rel=1e-6)
 
 
 def test_the_average_weighs_the_rounds_by_the_objective_s_share(clients):
@@ -174,21 +223,24 @@ def test_the_average_weighs_the_rounds_by_the_objective_s_share(clients):
 
 
 def test_a_bound_that_cannot_be_met(clients):
-    """A loss is never below zero: no average, no feasible iterate, and the verdict says so."""
+    """A loss is never below zero: no average, no feasible iterate; the answer is the least violated, and it says so."""
     result = simulate(bounded(-1.0), clients, seeds=3, test=clients[0])
     for kind in ("average", "best_feasible"):
         assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(getattr(result, kind)))
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.last))
-    assert np.isnan(result.values["train"]["objective"][1:]).all()
+        assert np.isnan(result.value("train", "objective", kind)).all()
+    for params in (result.last, result.answer):
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
+    np.testing.assert_array_equal(result.answer_round, result.history["positive"].argmin(axis=1) + 1)
+    np.testing.assert_array_equal(result.value("train", "positive", "answer"), result.history["positive"].min(axis=1))
     assert (result.feasible_rounds == 0).all()
     assert np.isinf(result.multiplier).all()
     lines = result.verdict().splitlines()
     assert lines[0].startswith("NOT FEASIBLE: ")
     assert "3 of 3 seeds" in lines[0]
     assert "no round was feasible" in lines[0]
-    over = max(true_values(clients, jax.tree.map(lambda a, s=s: a[s], result.last))[1] for s in range(3)) + 1
-    assert f"by up to {over:.2g}" in lines[0]
-    assert sum("undefined: no round was feasible" in line for line in lines) == 2
+    over = max(true_values(clients, jax.tree.map(lambda a, s=s: a[s], result.answer))[1] for s in range(3)) + 1
+    assert f"over `positive` by up to {over:.2g}" in lines[0]
+    assert line(result, "average") == "average    undefined: no round took a step for the objective"
     assert re.search(r"To try: .*bound can be met", lines[-1])
 
 
@@ -213,6 +265,35 @@ def test_evaluation_now_and_then(clients):
     for name in ("violation", "weight", "estimate"):
         assert not np.isnan(result.history[name]).any()
     assert re.search(r"of the last 3 evaluated rounds", result.verdict())
+    assert set(result.answer_round) <= {2, 4, 5}
+    assert ", of 3 evaluated rounds)" in headline(result)
+
+
+@pytest.mark.parametrize("rounds", [1, 7])
+def test_evaluation_at_the_end_leaves_one_choice(rounds, clients):
+    result = simulate(bounded(2.0), clients, rounds=rounds, evaluate_every=0)
+    assert result.answer_round.tolist() == [rounds]
+    jax.tree.map(np.testing.assert_array_equal, result.answer, result.last)
+    of = f"round {rounds}" + ("" if rounds == 1 else ", of the one evaluated round")
+    assert headline(result) == f"FEASIBLE: the answer ({of}) is within every bound on the training data."
+
+
+def test_a_run_that_diverges_keeps_the_rounds_before(clients):
+    """Steps that grow without end: the answer is the best of the finite rounds, and everything is finite of it."""
+    grow = fs.Problem(
+        objective=lambda p, e: jnp.sum(p["w"] ** 2) ** 3 + 0 * e["y"], constraints=[fs.Mean(logistic, name="g") <= 1e3]
+    )
+    result = simulate(grow, clients, fs.FedSGM(step_size=5.0), rounds=30)
+    objective = result.history["objective"][0]
+    assert not np.isfinite(objective[-1])
+    finite = np.where(np.isfinite(objective) & (result.history["g"][0] <= 1e3), objective, np.inf)
+    assert np.isfinite(finite).any()
+    assert result.answer_round.tolist() == [np.argmin(finite) + 1]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.answer))
+    assert headline(result) == (
+        f"FEASIBLE: the answer (round {np.argmin(finite) + 1}) is within every bound on the training data; "
+        "the last parameters diverged (not a finite number), so take a smaller step size."
+    )
 
 
 # Derived numbers -----------------------------------------------------------------------------------------------------
@@ -226,8 +307,10 @@ def test_excess_is_the_largest_over_the_constraints():
         "h": [[-2, -0.5], [NAN, -1.25], [-1, 3]],
     }
     result = made(train, bounds=bounds)
-    np.testing.assert_array_equal(result.excess("train"), [[0.25, 0.5], [NAN, 0], [0, 4]])
-    assert result.feasible.tolist() == [False, False]
+    for kind, excess in zip(KINDS, [[0.25, 0.5], [NAN, 0], [0, 4], [0, 4]], strict=True):
+        np.testing.assert_array_equal(result.excess("train", kind), excess)
+    assert result.feasible.tolist() == [True, False]
+    assert result.last_feasible.tolist() == [False, False]
     history = {"objective": np.ones((1, 3)), "g": np.array([[0.25, 1, NAN]]), "h": np.array([[-1.5, -3, -3]])}
     result = made({name: np.ones((3, 1)) for name in train}, bounds=bounds, history=history, rounds=3)
     np.testing.assert_array_equal(result.excess_history(), [[-0.25, 0.5, NAN]])
@@ -236,8 +319,9 @@ def test_excess_is_the_largest_over_the_constraints():
 def test_exactly_the_bound_is_feasible():
     """Also where the bound is not a float32: the run compares in float32."""
     result = made({"objective": np.ones((3, 1)), "g": np.full((3, 1), np.float32(0.05))}, bounds={"g": 0.05})
-    assert result.excess("train")[0] == 0
+    assert result.excess("train", "answer") == 0
     assert result.feasible.all()
+    assert result.last_feasible.all()
     assert result.verdict().startswith("FEASIBLE")
 
 
@@ -284,7 +368,7 @@ def test_multiplier():
 
 
 def column(*rows):
-    """Values of one seed, [last, average, best]."""
+    """Values of one seed, [last, average, best], or with the answer."""
     return np.array(rows, np.float32)[:, None]
 
 
@@ -301,92 +385,183 @@ def line(result, start):
 
 class TestVerdict:
     def test_feasible(self):
-        train = {"objective": [[0.3, 0.2], [0.3, 0.3], [0.2, 0.2]], "g": [[0.4, 0.45], [0.4, 0.4], [0.5, 0.5]]}
+        train = {"objective": [[0.3, 0.2], [0.3, 0.3], [0.1, 0.2]], "g": [[0.4, 0.45], [0.4, 0.4], [0.5, 0.4]]}
         test = {"objective": np.ones((3, 2)), "g": np.full((3, 2), 0.5)}
         result = made(train, test)
-        assert headline(result).startswith("FEASIBLE: ")
-        assert "(2 of 2 seeds)" in headline(result)
-        assert "NOT" not in headline(result)
-        assert re.fullmatch(r"objective +0\.2 \.\. 0\.3 +1 \.\. 1", line(result, "objective"))
-        assert re.fullmatch(r"g +0\.5 +0\.4 \.\. 0\.45 +within +0\.5 \.\. 0\.5 +within", line(result, "g"))
+        assert headline(result) == (
+            "FEASIBLE: the answer (round 3) is within every bound on the training data (2 of 2 seeds)."
+        )
+        assert re.fullmatch(r"objective +0\.1 \.\. 0\.2 +1 \.\. 1", line(result, "objective"))
+        assert re.fullmatch(r"g +0\.5 +0\.4 \.\. 0\.5 +within +0\.5 \.\. 0\.5 +within", line(result, "g"))
+        of = "(training, mean of 2 seeds); within every bound"
+        assert line(result, "last") == f"last       objective 0.25, g 0.425 {of}"
+        assert line(result, "average") == f"average    objective 0.3, g 0.4 {of}"
+        assert "NOT" not in result.verdict()
         assert "To try" not in result.verdict()
+        assert "last parameters" not in result.verdict()
         assert result.feasible.all()
+
+    def test_the_answer_is_feasible_and_the_last_is_not(self):
+        train = {"objective": column(0.1, NAN, 0.3), "g": column(0.5086, NAN, 0.45)}
+        result = made(train, rounds=500, answer_round=481)
+        assert headline(result) == (
+            "FEASIBLE: the answer (round 481) is within every bound on the training data; "
+            "the last parameters are over `g` by 0.0086."
+        )
+        assert re.fullmatch(r"g +0\.5 +0\.45 +within", line(result, "g"))
+        assert line(result, "last") == "last       objective 0.1, g 0.5086 (training); over a bound for the one seed"
+        assert line(result, "average") == "average    undefined: no round took a step for the objective"
+        assert result.verdict().splitlines()[-1].startswith("  For last parameters that are within, too: ")
+        assert "To try" not in result.verdict()
+        assert (result.feasible.tolist(), result.last_feasible.tolist()) == ([True], [False])
+
+    def test_some_seeds_end_badly(self):
+        g = np.array([[0.4, 0.75, 0.5], [0.4, 0.4, 0.6], [0.4, 0.5, 0.4]])
+        result = made({"objective": np.ones((3, 3)), "g": g}, answer_round=[3, 1, 2])
+        assert headline(result) == (
+            "FEASIBLE: the answer (rounds 1 .. 3) is within every bound on the training data (3 of 3 seeds); "
+            "the last parameters are over `g` by up to 0.25 for 1 of 3 seeds."
+        )
+        assert line(result, "last").endswith("(training, mean of 3 seeds); over a bound for 1 of 3 seeds")
+        assert line(result, "average").endswith("; over a bound for 1 of 3 seeds")
+        assert result.feasible.all()
+        assert result.last_feasible.tolist() == [True, False, True]
 
     def test_feasible_on_training_data_alone(self):
         """Said in the first line; the numbers of both are below it."""
         values = column(0.3, 0.3, 0.3)
-        result = made({"objective": values, "g": column(0.4, 0.4, 0.4)}, {"objective": values, "g": column(0.62, 0, 0)})
-        assert headline(result).startswith("FEASIBLE: ")
-        assert "but NOT on the held-out data" in headline(result)
+        train, test = column(0.6, 0.4, 0.4), column(0, 0, 0.62)
+        result = made({"objective": values, "g": train}, {"objective": values, "g": test})
+        assert headline(result) == (
+            "FEASIBLE: the answer (round 3) is within every bound on the training data, but NOT on the held-out data; "
+            "the last parameters are over `g` by 0.1."
+        )
         assert re.fullmatch(r"g +0\.5 +0\.4 +within +0\.62 +over by 0\.12", line(result, "g"))
+        seen = made({"objective": values, "g": column(0.4, 0.4, 0.4)}, {"objective": values, "g": column(0.62, 0, 0)})
+        assert "held-out" not in headline(seen), "the last parameters are not what is handed back"
 
-    def test_not_feasible_but_an_iterate_was_kept(self):
-        train = {"objective": [[0.1, 0.1], [0.2, 0.2], [0.3, NAN]], "g": [[0.75, 0.625], [0.5, 0.6], [0.45, NAN]]}
-        result = made(train)
-        assert headline(result).startswith("NOT FEASIBLE: ")
-        assert "2 of 2 seeds" in headline(result)
-        assert "by up to 0.25" in headline(result)
-        assert "a feasible iterate was kept for 1 of 2 seeds (best_feasible)" in headline(result)
-        assert re.fullmatch(r"g +0\.5 +0\.625 \.\. 0\.75 +over by 0\.25", line(result, "g"))
-        assert line(result, "best") == "best       objective 0.3, g 0.45 (training, 1 of 2 seeds)"
-        assert line(result, "average") == "average    objective 0.2, g 0.55 (training, 2 of 2 seeds)"
+    def test_no_round_was_feasible(self):
+        g = column(0.75, NAN, NAN, 0.7)
+        result = made({"objective": column(0.1, NAN, NAN, 0.2), "g": g}, history={"g": np.full((1, 4), 0.8)})
+        assert headline(result) == (
+            "NOT FEASIBLE: the answer (round 3) is over `g` by 0.2 on the training data; "
+            "no round was feasible, and this is the least violated."
+        )
+        assert re.fullmatch(r"g +0\.5 +0\.7 +over by 0\.2", line(result, "g"))
+        assert line(result, "last") == "last       objective 0.1, g 0.75 (training); over a bound for the one seed"
+        assert line(result, "average") == "average    undefined: no round took a step for the objective"
+        assert result.verdict().splitlines()[-1].startswith("  To try: ")
+        assert not result.feasible.any()
+
+    def test_some_seeds_were_never_feasible(self):
+        train = {"objective": [[0.1, 0.1], [0.2, NAN], [0.3, NAN]], "g": [[0.75, 0.625], [0.5, NAN], [0.45, NAN]]}
+        history = {"g": np.array([[0.75, 0.75, 0.45, 0.75], [0.7, 0.7, 0.625, 0.7]])}
+        result = made(train, history=history, rounds=4, answer_round=[3, 2])
+        assert headline(result) == (
+            "NOT FEASIBLE: the answer (rounds 2 .. 3) is over `g` by up to 0.12 on the training data for 1 of 2 seeds; "
+            "no round was feasible, and this is the least violated."
+        )
+        assert re.fullmatch(r"g +0\.5 +0\.45 \.\. 0\.625 +over by 0\.12", line(result, "g"))
+        assert line(result, "last") == (
+            "last       objective 0.1, g 0.6875 (training, mean of 2 seeds); over a bound for 2 of 2 seeds"
+        )
+        assert line(result, "average") == "average    objective 0.2, g 0.5 (training, 1 of 2 seeds); within every bound"
         assert "To try: " in result.verdict()
+        assert result.feasible.tolist() == [True, False]
 
-    def test_not_feasible_and_no_round_was(self):
-        result = made({"objective": column(0.1, NAN, NAN), "g": column(0.75, NAN, NAN)})
-        assert headline(result).startswith("NOT FEASIBLE: ")
-        assert "the one seed" in headline(result)
-        assert "no round was feasible" in headline(result)
-        assert line(result, "average") == "average    undefined: no round was feasible"
-        assert line(result, "best") == "best       undefined: no round was feasible"
-
-    def test_some_seeds(self):
-        g = np.array([[0.4, 0.75, 0.5], [0.4, 0.4, 0.4], [0.4, 0.5, 0.4]])
-        result = made({"objective": np.ones((3, 3)), "g": g})
-        assert headline(result).startswith("NOT FEASIBLE: ")
-        assert "1 of 3 seeds" in headline(result)
-        assert "kept for 3 of 3 seeds" in headline(result)
-        assert result.feasible.tolist() == [True, False, True]
+    def test_now_and_then(self):
+        result = made({"objective": column(1, 1, 1), "g": column(0, 0, 0)}, evaluate_every=2, rounds=9, answer_round=4)
+        empty = np.where(np.isin(np.arange(9), [1, 3, 5, 7, 8]), 0.25, NAN)[None]
+        result = dataclasses.replace(result, history=result.history | {"objective": empty, "g": empty})
+        assert headline(result).startswith("FEASIBLE: the answer (round 4, of 5 evaluated rounds) is within every ")
 
     @pytest.mark.parametrize("seeds", [1, 3])
     def test_diverged(self, seeds):
+        """Some seed has no round that was finite, so no answer."""
+        values = np.full((4, seeds), 0.25)
+        values[:, 0] = NAN
+        result = made({"objective": values, "g": values}, answer_round=[0, 3, 3][:seeds])
+        some = "the one seed" if seeds == 1 else "1 of 3 seeds"
+        assert headline(result) == (f"NOT FEASIBLE: {some} diverged (not a finite number); take a smaller step size.")
+        assert not result.feasible[0]
+        assert "undefined" in line(result, "g")
+        assert line(result, "last").startswith("last       undefined: not a finite number" if seeds == 1 else "last")
+        assert "To try" not in result.verdict()
+
+    @pytest.mark.parametrize("seeds", [1, 3])
+    def test_diverged_after_a_feasible_round(self, seeds):
         values = np.full((3, seeds), 0.25)
         values[0, 0] = NAN
         result = made({"objective": values, "g": values})
-        assert headline(result).startswith("NOT FEASIBLE: ")
-        assert "diverged" in headline(result)
-        assert ("the one seed" if seeds == 1 else "1 of 3 seeds") in headline(result)
-        assert "step size" in headline(result)
-        assert not result.feasible[0]
-        assert "undefined" in line(result, "g")
+        every, some = ("", "") if seeds == 1 else (" (3 of 3 seeds)", " for 1 of 3 seeds")
+        assert headline(result) == (
+            f"FEASIBLE: the answer (round 3) is within every bound on the training data{every}; the last parameters "
+            f"diverged{some} (not a finite number), so take a smaller step size."
+        )
+        assert result.feasible.all()
+        assert result.last_feasible.tolist() == [False, True, True][:seeds]
+        assert "For last parameters" not in result.verdict()
 
     @pytest.mark.parametrize(("name", "value"), [("g", NAN), ("objective", np.inf)])
     def test_diverged_in_one_value_alone(self, name, value):
         """No ``over by nan``, and an infinite objective is no success."""
-        train = {"objective": column(0.25, 0.25, 0.25), "g": column(0.25, 0.25, 0.25)}
-        train[name][0] = value
+        train = {"objective": column(0.25, 0.25, 0.25, 0.25), "g": column(0.25, 0.25, 0.25, 0.25)}
+        train[name][[0, 3]] = value
         result = made(train)
         assert headline(result).startswith("NOT FEASIBLE: ")
         assert "diverged" in headline(result)
         assert not result.feasible.any()
 
     def test_no_constraint(self):
-        result = made({"objective": column(0.25, 0.25, 0.25)}, bounds={})
-        assert headline(result).startswith("NO CONSTRAINT: ")
+        result = made({"objective": column(0.5, 0.25, 0.125)}, bounds={})
+        assert headline(result) == "NO CONSTRAINT: the answer (round 3) has the lowest objective."
         assert result.feasible.all()
-        assert "within every bound" not in result.verdict()
+        assert "within" not in result.verdict()
         assert "multiplier" not in result.verdict()
-        assert "0.25" in line(result, "objective")
+        assert line(result, "objective").split() == ["objective", "0.125"]
+        assert line(result, "last") == "last       objective 0.5 (training)"
+        assert line(result, "average") == "average    objective 0.25 (training)"
+
+    def test_no_constraint_and_diverged(self):
+        result = made({"objective": column(NAN, NAN, 0.125)}, bounds={})
+        assert headline(result) == (
+            "NO CONSTRAINT: the answer (round 3) has the lowest objective; the last parameters diverged "
+            "(not a finite number), so take a smaller step size."
+        )
 
     def test_several_constraints_are_told_one_by_one(self):
-        bounds = {"g": 0.5, "h": -1.0}
-        train = {"objective": column(1, 1, 1), "g": column(0.25, 0.25, 0.25), "h": column(-0.875, -2, -2)}
-        result = made(train, bounds=bounds)
-        assert headline(result).startswith("NOT FEASIBLE: ")
-        assert "by up to 0.12" in headline(result)
+        """The worst is named, and how many more there are."""
+        bounds = {"g": 0.5, "h": -1.0, "i": 0.0}
+        train = {"objective": column(1, 1, NAN, 1), "g": column(0.25, 0.25, NAN, 0.25)}
+        train |= {"h": column(-0.5, -2, NAN, -0.875), "i": column(0.25, 0, NAN, -0.5)}
+        history = {"h": np.full((1, 4), 0.0)}
+        result = made(train, bounds=bounds, history=history)
+        assert "is over `h` by 0.12 on the training data;" in headline(result)
         assert re.fullmatch(r"g +0\.5 +0\.25 +within", line(result, "g"))
         assert re.fullmatch(r"h +-1 +-0\.875 +over by 0\.12", line(result, "h"))
-        assert "h -2 (training" in line(result, "best")
+        assert re.fullmatch(r"i +0 +-0\.5 +within", line(result, "i"))
+        assert "h -0.5" in line(result, "last")
+        good = {name: np.concatenate([rows[:3], np.float32([[-9]])]) for name, rows in train.items()}
+        assert headline(made(good, bounds=bounds)).endswith(
+            "the last parameters are over `h` by 0.5 and over 1 more bound."
+        )
+
+    @pytest.mark.parametrize(("then", "told"), [(6, ""), (5, " of 5 of 6 clients (the others did not reply)")])
+    def test_clients_that_did_not_reply(self, then, told):
+        """The most clients that it was measured on: in its round, or at the end."""
+        evaluated = {"evaluated": np.array([[6, 6, then, 4]], np.int32)}
+        result = made({"objective": column(1, 1, 1), "g": column(0, 0, 0)}, history=evaluated)
+        assert headline(result) == f"FEASIBLE: the answer (round 3) is within every bound on the training data{told}."
+        late = made({"objective": column(1, 1, 1), "g": column(0, 0, 0)}, history=evaluated, answer_round=4)
+        assert "of 4 of 6 clients (the others did not reply)." in headline(late)
+
+    def test_rounds_that_seemed_feasible_to_fewer_clients(self):
+        history = {"evaluated": np.array([[2, 6, 6, 6]], np.int32), "g": np.array([[0.25, 0.75, 0.75, 0.75]])}
+        result = made({"objective": column(1, 1, 1), "g": column(0.75, 0.75, 0.75)}, history=history)
+        assert headline(result) == (
+            "NOT FEASIBLE: the answer (round 3) is over `g` by 0.25 on the training data; rounds that seemed feasible "
+            "were measured on fewer clients, and this is the least violated."
+        )
 
     def test_rounds_work_and_traffic(self):
         g = np.array([[0.75, 0.25, 0.5, 0.25], [0.25, 0.25, 0.25, 1.5]])
@@ -410,9 +585,11 @@ class TestVerdict:
     @pytest.mark.parametrize("rule", ["Hard", "Soft", "Penalty", "PrimalDual", "Unconstrained"])
     def test_advice(self, rule):
         """Something to try under every rule, and a multiplier only where the weights are one."""
-        result = made({"objective": column(1, 1, 1), "g": column(0.75, 0.5, 0.5)}, rule=rule)
+        result = made({"objective": column(1, NAN, NAN), "g": column(0.75, NAN, NAN)}, rule=rule)
         tip = result.verdict().splitlines()[-1]
         assert tip.startswith("  To try: ")
+        softer = made({"objective": column(1, 1, 1), "g": column(0.75, 0.5, 0.5)}, rule=rule).verdict().splitlines()[-1]
+        assert softer == tip.replace("To try", "For last parameters that are within, too")
         assert ("more participants" in tip) == (rule != "Unconstrained")
         assert ("multiplier about" in result.verdict()) == (rule in ("Hard", "Soft"))
         everyone = made({"objective": column(1, 1, 1), "g": column(0.75, 0.5, 0.5)}, rule=rule, participants=6)
@@ -420,10 +597,12 @@ class TestVerdict:
 
     def test_the_document_agrees_with_the_headline(self, tmp_path):
         for last in (0.25, 0.75, NAN, np.inf):
-            made({"objective": column(1, 1, 1), "g": column(last, 0.5, 0.5)}).save(tmp_path)
-            document = json.loads((tmp_path / "result.json").read_text())
-            assert document["feasible"] is (last == 0.25)
-            assert document["verdict"][0].startswith("FEASIBLE: " if last == 0.25 else "NOT FEASIBLE: ")
+            for answer in (0.25, 0.75, NAN, np.inf):
+                made({"objective": column(1, 1, 1, 1), "g": column(last, 0.5, 0.5, answer)}).save(tmp_path)
+                document = json.loads((tmp_path / "result.json").read_text())
+                assert document["feasible"] is (answer == 0.25)
+                if np.isfinite(answer) or not np.isfinite(last):  # what is no number at its best is none at the end
+                    assert document["verdict"][0].startswith("FEASIBLE: " if answer == 0.25 else "NOT FEASIBLE: ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -461,7 +640,7 @@ def test_table(several):
     assert [row[:2] for row in rows[1:]] == [[kind, str(seed)] for kind in KINDS for seed in range(3)]
     expected = [several.values[part][name] for part in ("train", "test") for name in ("objective", "positive")]
     np.testing.assert_allclose(
-        [[float(cell) for cell in row[2:]] for row in rows[1:]], np.stack(expected, -1).reshape(9, 4), rtol=1e-3
+        [[float(cell) for cell in row[2:]] for row in rows[1:]], np.stack(expected, -1).reshape(12, 4), rtol=1e-3
     )
 
 
@@ -518,6 +697,8 @@ def assert_same(left, right):
         for name, rows in values.items():
             np.testing.assert_array_equal(rows, right.values[part][name], err_msg=f"{part} {name}")
             assert rows.dtype == right.values[part][name].dtype
+    np.testing.assert_array_equal(left.answer_round, right.answer_round)
+    assert left.answer_round.dtype == right.answer_round.dtype
     assert left.bounds == right.bounds
     assert left.settings == right.settings
     assert left.verdict() == right.verdict()
@@ -638,12 +819,12 @@ class TestLoadRefuses:
         path.mkdir()
         self.refused(folder, name)
 
-    @pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[]", b"1", b'{"version": 2}', b"{}"])
+    @pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[]", b"1", b'{"version": 1}', b'{"version": 2}', b"{}"])
     def test_a_result_that_is_none(self, data, folder):
         (folder / "result.json").write_bytes(data)
         self.refused(folder, "result.json")
 
-    @pytest.mark.parametrize("key", ["version", "values", "bounds", "settings", "params", "files"])
+    @pytest.mark.parametrize("key", ["version", "answer_round", "values", "bounds", "settings", "params", "files"])
     def test_a_part_left_out(self, key, folder):
         path = folder / "result.json"
         document = json.loads(path.read_text())
@@ -705,9 +886,22 @@ def test_a_picture_names_what_it_shows(several, tmp_path):
         "positive over all clients",
         "bound 0.45",
         "mean of 3 seeds",
+        "answers",
         "3 of 6 clients",
     )
     assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize(("rounds", "label"), [([3, 0, 2], "answers"), ([4], "answer")])
+def test_a_picture_marks_the_answers(rounds, label, tmp_path, drawn):
+    """At their rounds, on their seeds' lines; a seed that has none has no mark."""
+    seeds = len(rounds)
+    history = {name: RNG.uniform(0.1, 1, (seeds, 4)).astype(np.float32) for name in ("objective", "g")}
+    made({name: np.ones((3, seeds)) for name in history}, history=history, answer_round=rounds).plot(tmp_path / "p.svg")
+    for axis, name in zip(drawn[0].axes, history, strict=True):
+        (marks,) = [each for each in axis.lines if each.get_label() == label]
+        have = [(r, history[name][seed, r - 1]) for seed, r in enumerate(rounds) if r]
+        np.testing.assert_allclose(marks.get_xydata(), have)
 
 
 def test_several_constraints_have_a_panel_each(tmp_path):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedsgm as fs
+from fedsgm.results.result import KINDS
 
 EVERYTHING = {
     "step_size": 0.1,
@@ -21,8 +22,11 @@ EVERYTHING = {
 def assert_identical(left, right):
     for name in left.history:
         np.testing.assert_array_equal(left.history[name], right.history[name], err_msg=name)
-    for kind in ("last", "average", "best_feasible"):
+    for kind in KINDS:
         jax.tree.map(np.testing.assert_array_equal, getattr(left, kind), getattr(right, kind))
+    np.testing.assert_array_equal(left.answer_round, right.answer_round)
+    for part, values in left.values.items():
+        jax.tree.map(np.testing.assert_array_equal, values, right.values[part])
 
 
 def logistic(params, example):

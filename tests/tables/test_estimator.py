@@ -18,7 +18,6 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fedsgm as fs
-from fedsgm.results.result import KINDS
 from fedsgm.tables import estimator
 from fedsgm.tables.estimator import FederatedConstrainedClassifier
 from fedsgm.tables.models import MLP
@@ -94,11 +93,13 @@ def test_the_constraint_is_met_where_logistic_regression_does_not(fitted, data):
 
 def test_what_it_reports_is_what_fairlearn_finds(fitted, data):
     X, y, sex = data
-    chosen = KINDS.index(fitted.result_.choose())
-    reported = fitted.result_.values["train"]["demographic_parity(sex)"][:, 0]
-    assert gap(fitted, X, y, sex) == pytest.approx(reported[chosen], abs=1e-6)
-    verdict = "FEASIBLE: " if reported[KINDS.index("last")] <= np.float32(0.05) else "NOT FEASIBLE: "
-    assert fitted.result_.verdict().startswith(verdict)
+    (reported,) = fitted.result_.value("train", "demographic_parity(sex)", "answer")
+    assert gap(fitted, X, y, sex) == pytest.approx(reported, abs=1e-6)
+    assert reported <= np.float32(0.05)
+    (chosen,) = fitted.result_.answer_round
+    start = f"FEASIBLE: the answer (round {chosen}, of 50 evaluated rounds) is within every bound"
+    assert fitted.result_.verdict().startswith(start)
+    assert fitted.params_ is fitted.result_.answer
 
 
 def test_without_constraints_it_is_logistic_regression(data):
@@ -144,8 +145,7 @@ def test_two_constraints_and_a_network(data):
         model.fit(X, labels, sensitive_features=np.stack([np.arange(len(y)) % 2, sex], axis=1))
     assert model.classes_.tolist() == ["no", "yes"]
     assert [layer["b"].shape for layer in model.params_] == [(4,), ()]
-    chosen = KINDS.index(model.result_.choose())
-    values = {name: v[chosen, 0] for name, v in model.result_.values["train"].items()}
+    values = {name: model.result_.value("train", name, "answer")[0] for name in model.result_.bounds}
     predicted = model.predict(X) == "yes"
     odds = equalized_odds_difference(y, predicted, sensitive_features=sex)
     assert values["equalized_odds(sensitive_feature_1)"] == pytest.approx(odds, abs=1e-6)
@@ -201,8 +201,7 @@ def test_missing_sensitive_values_do_not_count(data):
     X, y, sex = data
     sex = np.where(np.arange(len(y)) < 40, None, sex)
     model = make(rounds=50).fit(X, y, sensitive_features=pd.DataFrame({"sex": sex}))
-    chosen = KINDS.index(model.result_.choose())
-    reported = model.result_.values["train"]["demographic_parity(sex)"][chosen, 0]
+    (reported,) = model.result_.value("train", "demographic_parity(sex)", "answer")
     assert gap(model, X[40:], y[40:], sex[40:]) == pytest.approx(reported, abs=1e-6)
 
 

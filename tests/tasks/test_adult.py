@@ -344,10 +344,10 @@ def test_a_short_run(adult_folder, tmp_path):
         z = np.maximum(data["x"] @ first["w"] + first["b"], 0) @ last["w"] + last["b"]
         score = 1 / (1 + np.exp(-z))
         gap = abs(score[data["sex"] == 1].mean() - score[data["sex"] == 0].mean())
-        assert run.result.values[part]["demographic_parity"][0, 0] == pytest.approx(gap, abs=1e-5)
+        assert run.result.value(part, "demographic_parity", "last")[0] == pytest.approx(gap, abs=1e-5)
         line = next(line for line in called.out.splitlines() if line.strip().startswith("demographic_parity"))
         assert any(float(n) == pytest.approx(gap, rel=1e-3) for n in re.findall(r"[\d.]+", line)), "it gives both"
-    assert run.result.values["train"]["objective"][0, 0] < 0.6 < np.log(2)
+    assert run.result.value("train", "objective", "last")[0] < 0.6 < np.log(2)
     assert start[-1]["w"].tolist() == [0] * 4, "where every score is one half and the loss is log 2"
 
 

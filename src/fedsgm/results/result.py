@@ -134,6 +134,7 @@ class Result:
             "feasible": bool(self.feasible.all()),
             "verdict": self.verdict().splitlines(),
             "answer_round": self.answer_round.tolist(),
+            "kinds": KINDS,
             "values": {
                 part: {name: _jsonable(rows.astype(float).tolist()) for name, rows in values.items()}
                 for part, values in self.values.items()
