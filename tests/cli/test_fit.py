@@ -538,7 +538,7 @@ def test_a_damaged_model(damaged, table):
     wrong += [b"[]", b"null", b"\xff\xfe", b"3"]
     wrong += [json.dumps({k: v for k, v in document.items() if k != key}).encode() for key in document]
     wrong += [json.dumps(document | {key: None}).encode() for key in document]
-    wrong += [json.dumps(document | change).encode() for change in ({"columns": [{}]}, {"params": "w"})]
+    wrong += [json.dumps(document | change).encode() for change in ({"columns": [{}]}, {"hidden": 3})]
     for data in wrong:
         path.write_bytes(data)
         assert_one_error(call("predict", damaged, table), 2, r"model\.json")

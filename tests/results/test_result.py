@@ -409,7 +409,7 @@ class TestVerdict:
             "the last parameters are over `g` by 0.0086."
         )
         assert re.fullmatch(r"g +0\.5 +0\.45 +within", line(result, "g"))
-        assert line(result, "last") == "last       objective 0.1, g 0.5086 (training); over a bound for the one seed"
+        assert line(result, "last") == "last       objective 0.1, g 0.5086 (training); over a bound"
         assert line(result, "average") == "average    undefined: no round took a step for the objective"
         assert result.verdict().splitlines()[-1].startswith("  For last parameters that are within, too: ")
         assert "To try" not in result.verdict()
@@ -448,7 +448,7 @@ class TestVerdict:
             "no round was feasible, and this is the least violated."
         )
         assert re.fullmatch(r"g +0\.5 +0\.7 +over by 0\.2", line(result, "g"))
-        assert line(result, "last") == "last       objective 0.1, g 0.75 (training); over a bound for the one seed"
+        assert line(result, "last") == "last       objective 0.1, g 0.75 (training); over a bound"
         assert line(result, "average") == "average    undefined: no round took a step for the objective"
         assert result.verdict().splitlines()[-1].startswith("  To try: ")
         assert not result.feasible.any()

@@ -166,7 +166,7 @@ def _other(result: Result, kind: str) -> str:
     some = f"mean of {total} seeds" if defined.all() else _seeds(int(defined.sum()), total)
     seeds = "" if total == 1 else f", {some}"
     over = int((result.excess("train", kind)[defined] > 0).sum())
-    judged = f"over a bound for {_seeds(over, total)}" if over else "within every bound"
+    judged = "over a bound" + ("" if total == 1 else f" for {_seeds(over, total)}") if over else "within every bound"
     return f"  {kind:10} {told} (training{seeds}){f'; {judged}' if result.bounds else ''}"
 
 
