@@ -84,8 +84,8 @@ def test_when_none_is_whole_it_says_so(tmp_path, arrays):
 def test_another_format_is_named(tmp_path, arrays):
     checkpoints.save(tmp_path, Saved(1, arrays, {}))
     path = tmp_path / "round-000000001.ckpt"
-    path.write_bytes(path.read_bytes().replace(b"checkpoint 2\n", b"checkpoint 1\n", 1))
-    with pytest.raises(fs.CheckpointError, match="has format 1, this fedsgm reads format 2"):
+    path.write_bytes(path.read_bytes().replace(b"checkpoint 3\n", b"checkpoint 2\n", 1))
+    with pytest.raises(fs.CheckpointError, match="has format 2, this fedsgm reads format 3"):
         checkpoints.read(path)
 
 

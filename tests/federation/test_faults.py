@@ -226,23 +226,60 @@ class Meddling(InProcess):
         return {name: self.meddle(name, Request.decode(requests[name]), reply) for name, reply in replies.items()}
 
 
-def test_the_best_iterate_is_not_one_that_seemed_feasible_without_a_client(tmp_path):
-    """The constraint is about the first client alone; while it is gone, for two rounds, every model seems feasible."""
+def without_the_first(folder, gone_in, *, step_size, rounds):
+    """The constraint, con = 4/3 w, is about the first client alone; while it is gone, every model seems feasible."""
     shares = [{"x": np.full(4, 2.0, np.float32), "c": np.full(4, c, np.float32)} for c in (4.0, 0.0, 0.0)]
     clients = fs.Clients.from_list(shares)
     problem = fs.Problem(
         objective=lambda w, e: (w[0] - e["x"]) ** 2,
         constraints=[fs.Mean(lambda w, e: e["c"] * w[0], name="con") <= 1.0],
     )
-    algorithm, start = fs.FedSGM(step_size=0.05), np.array([1.5], np.float32)  # con = 4/3 w = 2, over its bound
-    transport = Meddling.of(Program.of(algorithm, problem, start), clients, tmp_path)
+    algorithm, start = fs.FedSGM(step_size=step_size), np.array([1.5], np.float32)  # con = 2, over its bound
+    transport = Meddling.of(Program.of(algorithm, problem, start), clients, folder)
     gone = Failure("its machine is down")
-    transport.meddle = lambda name, asked, reply: gone if name == "client-0" and asked.round in (1, 2) else reply
-    result = fs.federate(algorithm, problem, transport, start, rounds=60, progress=False)
+    transport.meddle = lambda name, asked, reply: gone if name == "client-0" and gone_in(asked.round) else reply
+    return fs.federate(algorithm, problem, transport, start, rounds=rounds, progress=False)
+
+
+def test_the_best_iterate_is_not_one_that_seemed_feasible_without_a_client(tmp_path):
+    """It is gone for two rounds."""
+    result = without_the_first(tmp_path, lambda t: t in (1, 2), step_size=0.05, rounds=60)
     assert result.history["evaluated"][0, :4].tolist() == [2, 2, 3, 3]
     assert (result.history["con"][0, :2] == 0).all(), "it seemed feasible"
     assert result.best_feasible[0] * 4 / 3 == pytest.approx(1.0, abs=0.1)
     assert result.best_feasible[0] * 4 / 3 <= 1.0
+    np.testing.assert_array_equal(result.answer, result.best_feasible)
+    assert result.feasible.all()
+
+
+def test_the_answer_is_not_one_that_only_seemed_feasible(tmp_path):
+    """The steps are too short for the bound: the least violated of all clients' rounds is less over it."""
+    result = without_the_first(tmp_path, lambda t: t in (1, 2), step_size=0.01, rounds=12)
+    assert (result.history["con"][0, :2] == 0).all(), "it seemed feasible"
+    assert (result.history["con"][0, 2:] > 1).all(), "and none was"
+    known = np.where(result.history["evaluated"][0] == 3, result.history["con"][0], np.inf)
+    assert result.answer_round.tolist() == [np.argmin(known) + 1]
+    assert result.value("train", "con", "answer")[0] == known.min() < result.value("train", "con", "best_feasible")[0]
+    assert result.answer[0] * 4 / 3 == pytest.approx(known.min(), rel=1e-6)
+    assert not result.feasible.any()
+    assert (
+        result.verdict()
+        .splitlines()[0]
+        .endswith("; rounds that seemed feasible were measured on fewer clients, and this is the least violated.")
+    )
+
+
+def test_a_client_that_is_gone_for_good_does_not_hold_the_answer_back(tmp_path):
+    """No round was within all three clients' bounds. What is best for those who are left is the answer, and said so."""
+    result = without_the_first(tmp_path, lambda t: t >= 4, step_size=0.01, rounds=40)
+    assert result.history["evaluated"][0].tolist() == [3] * 3 + [2] * 37
+    assert (result.history["con"][0, :3] > 1).all()
+    assert result.answer_round[0] > 3
+    assert result.answer_round[0] == np.argmin(np.where(np.arange(40) < 3, np.inf, result.history["objective"][0])) + 1
+    assert result.verdict().splitlines()[0] == (
+        f"FEASIBLE: the answer (round {result.answer_round[0]}) is within every bound on the training data "
+        "of 2 of 3 clients (the others did not reply)."
+    )
 
 
 @pytest.mark.parametrize("uplink", [fs.Quantize("int8"), fs.Natural()])

@@ -70,9 +70,9 @@ def test_the_verdict_tells_an_expectation_in_words_and_the_mean_keeps_it():
     assert "the objective in the mean over runs, each counted by the rounds in its average\n" in verdict
     assert "probability" not in verdict
     counted = (1 - result.history["weight"]).sum(axis=1)
-    gap = result.values["train"]["objective"][1] + 0.2  # the optimum has w = (-0.2, 0)
+    gap = result.value("train", "objective", "average") + 0.2  # the optimum has w = (-0.2, 0)
     assert (counted * (gap - promise.epsilon)).mean() <= 0
-    assert (result.excess("train")[1] <= promise.violation).all()
+    assert (result.excess("train", "average") <= promise.violation).all()
 
 
 # --- Any beta ---
@@ -170,7 +170,7 @@ def test_the_constraint_is_held_to_its_bound_and_not_to_its_value_at_the_optimum
     promised = theory.guarantee("hard", rounds=100, distance=0.9, lipschitz=1.0, clients=2)
     algorithm = fs.FedSGM(step_size=promised.step_size, tolerance=promised.tolerance)
     result = fs.simulate(algorithm, problem, TWO, np.array([0.9], np.float32), rounds=100, progress=False)
-    objective, constraint = (float(result.values["train"][name][1, 0]) for name in ("objective", "g"))
+    objective, constraint = (float(result.value("train", name, "average")[0]) for name in ("objective", "g"))
     assert objective <= promised.epsilon
     assert constraint - 1.0 <= promised.violation
     assert constraint - 0.0 > 3 * promised.epsilon, "g(w*) is 0, one below the bound"
@@ -261,7 +261,7 @@ def one_of_two(promised_for, asked, *, apart=0.005):
     algorithm = fs.FedSGM(promised.step_size, tolerance=promised.tolerance, participants=1, project=BOX, **more)
     setting = {"rounds": told["rounds"], "seeds": 3, "evaluate_every": 0, "progress": False}
     result = fs.simulate(algorithm, problem, TWO, START, **setting)
-    return result.values["train"]["objective"][1], result.excess("train")[1], promised
+    return result.value("train", "objective", "average"), result.excess("train", "average"), promised
 
 
 def test_the_same_clients_for_estimate_and_gradient_break_the_promise():

@@ -30,7 +30,7 @@ from fedsgm.base.errors import CheckpointError
 from fedsgm.base.files import write_atomically
 from fedsgm.base.structs import check_count
 
-VERSION = 2
+VERSION = 3
 _MAGIC = b"fedsgm checkpoint %d\n"
 _KEEP = 2
 
