@@ -333,7 +333,7 @@ def test_a_short_run(adult_folder, tmp_path):
     called = call(*RUN, *flags, *where, "--no-progress", "--out", tmp_path / "run", draw=False)
     assert (called.code, called.err) == (0, "")
     run = Run(tmp_path / "run", called)
-    assert called.out.startswith("FEASIBLE: the last parameters are within every bound on the training data")
+    assert called.out.startswith("FEASIBLE: the answer (round 20, of the one evaluated round) is within every bound ")
     assert {path.name for path in run.folder.iterdir()} == FILES
     model = MLP((4,))
     clients, test, start = task.load(model=model, path=adult_folder)
