@@ -29,17 +29,28 @@ def largest(violations: jax.Array) -> jax.Array:
 
 
 class Measured(NamedTuple):
-    """What the server makes of the participants' statistics."""
+    """What the server makes of the clients' statistics.
+
+    ``errors`` are the standard errors of the estimates, by the spread of the clients' answers, as of clients drawn from
+    very many: of m drawn from n they are sqrt(1 - m/n) times that. They are in each constraint's own units, as its
+    gradient is; divided by its scale they are the violation's.
+    """
 
     violations: jax.Array  # of each constraint
     guide: Any
     report: dict[str, jax.Array]
-    scale: Any = 1.0  # of the constraint with the largest violation; its gradient is in the constraint's own units
+    scales: jax.Array  # of each constraint
+    errors: jax.Array  # of each constraint's estimate
 
     @property
     def violation(self) -> jax.Array:
         """The largest."""
         return largest(self.violations)
+
+    @property
+    def scale(self) -> Any:
+        """Of the constraint with the largest violation."""
+        return self.scales[jnp.argmax(self.violations)] if self.scales.size else 1.0
 
 
 @struct

@@ -32,7 +32,12 @@ class Task(Protocol):
 
     def measure(self, params: Any, data: Any, key: jax.Array, *, batch_size: int | None) -> tuple[Any, Any]: ...
 
-    def combine(self, statistics: Any, tolerance: Any, key: jax.Array) -> Measured: ...
+    def combine(self, statistics: Any, tolerance: Any, key: jax.Array, heard: jax.Array | None = None) -> Measured:
+        """What the server makes of statistics stacked over clients.
+
+        All of them count, or with ``heard``, a float32 of 0 or 1 for each, those with 1.
+        """
+        ...
 
     def direction(
         self, params: Any, direction: Direction, data: Any, kept: Any, key: jax.Array, *, batch_size: int | None

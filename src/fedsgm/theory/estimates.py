@@ -122,8 +122,8 @@ class Watched:
     def measure(self, params: Any, data: Any, key: Any, *, batch_size: int | None = None) -> tuple[Any, Any]:
         return self.problem.measure(params, data, key, batch_size=batch_size)
 
-    def combine(self, statistics: Any, tolerance: Any, key: Any) -> Measured:
-        return self.problem.combine(statistics, tolerance, key)
+    def combine(self, statistics: Any, tolerance: Any, key: Any, heard: Any = None) -> Measured:
+        return self.problem.combine(statistics, tolerance, key, heard)
 
     def direction(
         self, params: Any, direction: Direction, data: Any, kept: Any, key: Any, *, batch_size: int | None = None

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_count, check_number, replaced, static, struct
+from fedsgm.core.quantities import mean_of, standard_error
 from fedsgm.core.rules import Direction, Measured
 from fedsgm.tasks.cmdp import trpo
 from fedsgm.tasks.cmdp.environment import Environment, Steps, check, episodes, rollout
@@ -138,10 +139,16 @@ class CMDP:
         statistics = {"reward": returns[0], "cost": returns[1], "excess": returns[1] - data["budget"]}
         return statistics, Kept(steps, trpo.advantages(steps, self.horizon))
 
-    def combine(self, statistics: Any, tolerance: Any, key: jax.Array) -> Measured:
-        """The participants' mean cost over their budgets."""
-        reward, cost, excess = (jnp.mean(statistics[name]) for name in ("reward", "cost", "excess"))
-        return Measured((excess - tolerance)[None], None, {"estimate": cost, "reward_estimate": reward})
+    def combine(self, statistics: Any, tolerance: Any, key: jax.Array, heard: jax.Array | None = None) -> Measured:
+        """The clients' mean cost over their budgets, and its standard error."""
+        reward, cost, excess = (mean_of(statistics[name], heard) for name in ("reward", "cost", "excess"))
+        return Measured(
+            (excess - tolerance)[None],
+            None,
+            {"estimate": cost, "reward_estimate": reward},
+            scales=jnp.ones(1),
+            errors=standard_error(statistics["excess"], heard)[None],
+        )
 
     def direction(
         self, params: Any, direction: Direction, data: Any, kept: Kept, key: jax.Array, *, batch_size: int | None
