@@ -8,7 +8,7 @@ from fedsgm.core.algorithm import FedSGM
 from fedsgm.core.compression import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, TopK
 from fedsgm.core.feedback import chain
 from fedsgm.core.problem import Constraint, Mean, Problem, Statistic
-from fedsgm.core.rules import Direction, Hard, Penalty, PrimalDual, Soft, Unconstrained
+from fedsgm.core.rules import Direction, Hard, Penalty, PrimalDual, Soft, StandardErrors, Unconstrained
 from fedsgm.data import Clients, by, dirichlet, iid, split
 from fedsgm.engines.checkpoint import Checkpoint
 from fedsgm.engines.simulate import simulate
@@ -43,6 +43,7 @@ __all__ = [
     "ScaledSign",
     "SettingError",
     "Soft",
+    "StandardErrors",
     "Statistic",
     "TopK",
     "Unconstrained",

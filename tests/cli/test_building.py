@@ -25,10 +25,11 @@ OWN = {
     "dual_scale": 9.0,
     "offset": 10.0,
     "inner_steps": 11,
+    "margin": "0.5",
 }
 RULES = {
-    "hard": fs.Hard(),
-    "soft": fs.Soft(beta=2.0, ceiling=0.3),
+    "hard": fs.Hard(margin=0.5),
+    "soft": fs.Soft(beta=2.0, ceiling=0.3, margin=0.5),
     "penalty": fs.Penalty(rho=4.0),
     "primal-dual": fs.PrimalDual(step=5.0, augment=6.0),
     "unconstrained": fs.Unconstrained(),
@@ -41,7 +42,7 @@ def test_every_rule_gets_its_own_flags(rule):
     """All of them, each as what it is called; a rule that is added must be added here."""
     made = building.algorithm(flags.RunFlags(rule=rule, **OWN), {"w": np.zeros(3)})
     assert (made if rule == "ipp-conex" else made.rule) == RULES[rule]
-    assert sorted(name for names in flags.OWN.values() for name in names) == sorted(OWN)
+    assert {name for names in flags.OWN.values() for name in names} == set(OWN)
     assert RULES.keys() == flags.OWN.keys() == set(flags.RuleName)
 
 
@@ -139,3 +140,17 @@ WRONG_COMPRESSORS = {
 def test_wrong_compressors(spelling, link, tmp_path):
     called = call(*RUN, *TINY, link, spelling, "--out", tmp_path / "run")
     assert_one_error(called, 2, *map(re.escape, WRONG_COMPRESSORS[spelling]))
+
+
+@pytest.mark.parametrize(
+    ("text", "margin"),
+    [("0", 0.0), ("0.25", 0.25), (" 1e-3 ", 1e-3), ("se:2", fs.StandardErrors(2.0)), ("se:0", fs.StandardErrors(0.0))],
+)
+def test_margins(text, margin):
+    assert building.parse_margin(text) == margin
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "se:", "se:-1", "se:x", "1se:1", "inf", "nan", "se:inf", "se:se:1"])
+def test_wrong_margins(text):
+    with pytest.raises(fs.SettingError, match=r"^--margin .*: write a number, 0 or more, such as 0.01, or se:1.645"):
+        building.parse_margin(text)

@@ -72,7 +72,7 @@ def test_identity_is_no_compression(quadratic):
     explicit = fs.FedSGM(uplink=fs.Identity(), downlink=fs.Identity(), **options)
     assert_same(run(explicit, quadratic), run(fs.FedSGM(**options), quadratic))
     assert explicit.init_memory(D) == Memory(None)
-    assert explicit.init(Flat(quadratic[0], Layout.of(np.ones(D))), np.ones(D)).model is None
+    assert explicit.init(Flat(quadratic[0], Layout.of(np.ones(D))), np.ones(D), 8).model is None
     everything = fs.FedSGM(uplink=fs.TopK(1.0), downlink=fs.TopK(1.0), **options)
     np.testing.assert_allclose(
         run(everything, quadratic).history["objective"], run(explicit, quadratic).history["objective"], rtol=1e-5
@@ -100,7 +100,7 @@ def by_hand(algorithm, problem, clients, w0, rounds, seed=0):
     task = Flat(problem, layout)
     data = problem.prepare(clients, w0)
     n = len(clients)
-    server = algorithm.init(task, jnp.asarray(w0))
+    server = algorithm.init(task, jnp.asarray(w0), n)
     memories = [jax.tree.map(jnp.asarray, algorithm.init_memory(layout.size)) for _ in range(n)]
     measure = jax.jit(lambda w, data, key: algorithm.measure(task, w, data, key))
     update = jax.jit(
@@ -114,7 +114,7 @@ def by_hand(algorithm, problem, clients, w0, rounds, seed=0):
         statistics = jax.tree.map(
             lambda *leaves: jnp.stack(leaves), *[measure(w, own[j], keys.client(j))[0] for j in who]
         )
-        direction, server, _ = algorithm.decide(task, server, statistics, keys.server)
+        direction, server, _ = algorithm.decide(task, server, statistics, jnp.array(who), n, keys.server)
         messages = []
         before = list(memories)
         for j in who:

@@ -85,7 +85,9 @@ def test_only_participants_work(clients, problem, params):
     def flops(m):
         algorithm = fs.FedSGM(0.1, local_steps=1, participants=m)
         program = engine.Compiled(algorithm, Flat(problem, layout), 1, 6, 1)
-        state = jax.tree.map(lambda a: a[0], engine._start(program, layout.flatten(params), 1))
+        state = jax.tree.map(
+            lambda a: a[0], engine._start(program, layout.flatten(params), data, np.zeros(1, np.uint32))
+        )
         draw = jax.eval_shape(lambda: engine.Draw.of(program, 0, 0))
 
         def replica(data, state, draw):  # the true values over all clients are not asked for

@@ -105,12 +105,12 @@ def follows(run: Run, path: list[np.ndarray]) -> bool:
 CASES = [
     Case(
         "--rule hard --bound 0.3",
-        lambda run, _: run.algorithm["rule"] == {"is": "Hard"} and weight_is(run, lambda v: v > 0),
+        lambda run, _: run.algorithm["rule"] == {"is": "Hard", "margin": 0} and weight_is(run, lambda v: v > 0),
     ),
     Case(
         "--rule soft --beta 5 --bound 0.3",
         lambda run, _: (
-            run.algorithm["rule"] == {"is": "Soft", "beta": 5, "ceiling": 1}
+            run.algorithm["rule"] == {"is": "Soft", "beta": 5, "ceiling": 1, "margin": 0}
             and weight_is(run, lambda v: np.clip(1 + 5 * v, 0, 1))
         ),
     ),
@@ -174,6 +174,32 @@ CASES = [
         lambda run, base: (
             run.algorithm["local_steps"] == 2 and base.algorithm["local_steps"] == 5 and differs(run, base)
         ),
+    ),
+    Case(
+        "--query all",
+        lambda run, base: (
+            run.algorithm["query"] == "all"
+            and (run.history["heard"] == 4).all()
+            and np.allclose(run.history["estimate"][0, 1:], run.history["minority"][0, :-1], rtol=1e-5)
+            and base.algorithm["query"] == "participants"
+            and "heard" not in base.history
+        ),
+    ),
+    Case(
+        "--query memory --unheard asked",
+        lambda run, _: run.algorithm["unheard"] == "asked" and (run.history["heard"] == 4).all(),
+    ),
+    Case(
+        "--query memory --unheard left-out",
+        lambda run, _: run.algorithm["unheard"] == "left out" and run.history["heard"][0, 0] == 2,
+    ),
+    Case(
+        "--rule hard --bound 0.3 --margin 0.1",
+        lambda run, _: run.algorithm["rule"] == {"is": "Hard", "margin": 0.1} and weight_is(run, lambda v: v + 0.1 > 0),
+    ),
+    Case(
+        "--rule soft --margin se:1.645",
+        lambda run, _: run.algorithm["rule"]["margin"] == {"is": "StandardErrors", "count": 1.645},
     ),
     Case(
         "--participants 0 --clients 7",

@@ -23,6 +23,8 @@ def describe(thing: Any) -> Any:
         return [describe(thing.func), describe(thing.args), describe(thing.keywords)]
     if getattr(thing, "_fields", None) == ("init", "update"):  # an optimizer of optax: its settings are in closures
         return {"init": _closure(thing.init), "update": _closure(thing.update)}
+    if str(getattr(thing, "__module__", "")).startswith("optax.") and callable(thing):  # so are a schedule's
+        return _closure(thing)
     if isinstance(thing, (list, tuple)):
         return [describe(item) for item in thing]
     if isinstance(thing, dict):
@@ -38,7 +40,7 @@ def _closure(function: Any, depth: int = 0) -> Any:
     """A function by its name and what it was made with."""
     held = _held(function)
     if depth > _DEEPEST or not held:
-        return describe(function)
+        return getattr(function, "__qualname__", None) or type(function).__name__
     inside = {}
     for name, value in held.items():
         parts = value if isinstance(value, (list, tuple)) else [value]

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -74,6 +75,13 @@ def as_float32(tree: Any) -> Any:
         return np.asarray(leaf) if is_array and not jnp.issubdtype(leaf.dtype, jnp.floating) else np.float32(leaf)
 
     return jax.tree.map(convert, tree)
+
+
+@struct
+class Scheduled:
+    """A number that is a function of the round, such as a schedule of optax."""
+
+    schedule: Callable[[Any], Any] = static()
 
 
 def check_participants(participants: int | None, clients: int) -> None:

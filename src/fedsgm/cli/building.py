@@ -23,6 +23,8 @@ def algorithm(flags: RunFlags, params: Any) -> Any:
         "constraint_batch_size": flags.constraint_batch_size or None,
     }
     own = {name: getattr(flags, name) for name in OWN[flags.rule]}
+    if "margin" in own:
+        own["margin"] = parse_margin(own["margin"])
     check_count("FedSGM", "local_steps", flags.local_steps)
     if flags.rule is RuleName.ipp_conex:
         return IPPConEx(**own, local_steps=flags.local_steps, **shared)
@@ -40,6 +42,8 @@ def algorithm(flags: RunFlags, params: Any) -> Any:
         rule=rules[flags.rule](*own.values()),
         uplink=parse_compressor(flags.uplink, params),
         downlink=parse_compressor(flags.downlink, params),
+        query=str(flags.query),
+        unheard=flags.unheard.replace("-", " "),
         **shared,
     )
 
@@ -100,6 +104,20 @@ def _clip(params: Any, *, limit: float) -> Any:
     import jax
 
     return jax.tree.map(lambda leaf: leaf.clip(-limit, limit), params)
+
+
+def parse_margin(text: str) -> Any:
+    """``0.01``, in units of the constraint, or ``se:1.645``, in standard errors of its estimate."""
+    import fedsgm as fs
+
+    kind, errors, number = text.strip().rpartition("se:")
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if kind or not 0 <= value < float("inf"):
+        raise SettingError(f"--margin {text}: write a number, 0 or more, such as 0.01, or se:1.645 for standard errors")
+    return fs.StandardErrors(value) if errors else value
 
 
 def parse_compressor(text: str, params: Any) -> Any:

@@ -22,6 +22,17 @@ COMPRESSOR = (
 )
 
 
+class QueryName(StrEnum):
+    participants = "participants"
+    all = "all"
+    memory = "memory"
+
+
+class UnheardName(StrEnum):
+    asked = "asked"
+    left_out = "left-out"
+
+
 class RuleName(StrEnum):
     hard = "hard"
     soft = "soft"
@@ -32,21 +43,21 @@ class RuleName(StrEnum):
 
 
 OWN: dict[RuleName, tuple[str, ...]] = {
-    RuleName.hard: (),
-    RuleName.soft: ("beta", "ceiling"),
+    RuleName.hard: ("margin",),
+    RuleName.soft: ("beta", "ceiling", "margin"),
     RuleName.penalty: ("rho",),
     RuleName.primal_dual: ("dual_step", "augment"),
     RuleName.unconstrained: (),
     RuleName.ipp_conex: ("proximal", "primal_scale", "dual_scale", "offset", "inner_steps"),
 }
-"""The flags that only one rule uses, in the order that its class takes them."""
+"""The flags that only some rules use, in the order that their classes take them."""
 
-_NOT_IPP_CONEX = ("step_size", "centralized", "participants", "uplink", "downlink")
+_NOT_IPP_CONEX = ("step_size", "centralized", "participants", "query", "unheard", "uplink", "downlink")
 
 
 def relevant(setting: dict[str, Any], rule: RuleName) -> dict[str, Any]:
     """A setting without what only another rule would use."""
-    unused = {name for other, names in OWN.items() if other is not rule for name in names}
+    unused = {name for names in OWN.values() for name in names} - set(OWN[rule])
     if rule is RuleName.ipp_conex:
         unused.update(_NOT_IPP_CONEX)
     return {name: value for name, value in setting.items() if name not in unused}
@@ -87,6 +98,21 @@ class RunFlags:
     ] = False
     local_steps: Annotated[int, option(panel=ALGORITHM, help="Local steps a round, E.")] = 5
     participants: Annotated[int, option(panel=ALGORITHM, help="Clients drawn each round, m; 0 is all.")] = 0
+    query: Annotated[
+        QueryName,
+        option(
+            panel=ALGORITHM,
+            metavar="QUERY",
+            help="Whose constraints decide: those of the participants, of all, or everybody's last (memory).",
+        ),
+    ] = QueryName.participants
+    unheard: Annotated[
+        UnheardName,
+        option(panel=ALGORITHM, metavar="WHAT", help="Clients that memory never heard: asked first, or left-out."),
+    ] = UnheardName.asked
+    margin: Annotated[
+        str, option(panel=ALGORITHM, help="How far below the bound hard and soft switch: 0.01, or se:1.645 errors.")
+    ] = "0"
     tolerance: Annotated[float, option(panel=ALGORITHM, help="Slack over the bound before a round switches.")] = 0.0
     uplink: Annotated[str, option(panel=ALGORITHM, help="Compression from clients: " + COMPRESSOR)] = "none"
     downlink: Annotated[str, option(panel=ALGORITHM, help="Compression to clients, as for uplink.")] = "none"

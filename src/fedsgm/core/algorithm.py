@@ -16,19 +16,29 @@ gives the same iterates.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.layout import Layout
-from fedsgm.base.structs import aside, check_count, check_number, check_participants, replaced, static, struct
+from fedsgm.base.structs import (
+    Scheduled,
+    aside,
+    check_count,
+    check_number,
+    check_participants,
+    replaced,
+    static,
+    struct,
+)
 from fedsgm.core import feedback
 from fedsgm.core.checks import check_optimizer
 from fedsgm.core.compression import Compressor, Identity, Message
 from fedsgm.core.feedback import Memory, Uplink, check_downlink, check_uplink
-from fedsgm.core.rules import Direction, Hard, Measured, Rule, check_rule
+from fedsgm.core.queries import QUERIES, UNHEARD, Remembered
+from fedsgm.core.rules import Direction, Hard, Measured, Rule, check_rule, margin_of
 from fedsgm.core.task import Task
 
 if TYPE_CHECKING:
@@ -64,50 +74,20 @@ class Flat:
         return w if project is None else self.layout.flatten(project(self.layout.unflatten(w)))
 
 
-class Algorithm(Protocol):
-    """What an engine asks of an algorithm.
-
-    The server's state is the algorithm's own, but for its ``replica``: w, the model that every client holds. So is a
-    client's memory: any pytree.
-    """
-
-    def cohort(self, clients: int) -> int:
-        """How many of so many clients take part in a round; a number that cannot be run is refused."""
-        ...
-
-    def init(self, task: Flat, w: Any) -> Any: ...
-
-    def init_memory(self, d: int) -> Any: ...
-
-    def sample(self, key: jax.Array, clients: int) -> jax.Array: ...
-
-    def measure(self, task: Flat, w: jax.Array, data: Any, key: jax.Array) -> tuple[Any, Any]: ...
-
-    def decide(self, task: Flat, server: Any, statistics: Any, key: jax.Array) -> tuple[Direction, Any, Measured]: ...
-
-    def report(self, server: Any) -> dict[str, jax.Array]:
-        """What of the server's state is recorded in every round, after it has decided."""
-        ...
-
-    def local_update(
-        self, task: Flat, w: jax.Array, direction: Direction, data: Any, kept: Any, memory: Any, key: jax.Array
-    ) -> tuple[Message, Any]: ...
-
-    def aggregate(self, task: Flat, server: Any, messages: Message, key: jax.Array) -> tuple[Any, Message]: ...
-
-
 @struct
 class Server:
     """What the server carries from round to round.
 
     ``replica`` is w, the model that every client holds; ``model`` is x, the server's own, which differs from
-    it only where the downlink is compressed (None otherwise). ``rule`` and ``optimizer`` have the states of these.
+    it only where the downlink is compressed (None otherwise). ``rule`` and ``optimizer`` have the states of these, and
+    ``remembered`` the clients' last statistics, where the estimate is made of them.
     """
 
     replica: jax.Array
     model: jax.Array | None
     rule: Any
     optimizer: Any
+    remembered: Remembered | None = None
 
 
 @struct
@@ -115,7 +95,8 @@ class FedSGM:
     """Federated switching gradient method with local steps, partial participation and compression both ways.
 
     Args:
-        step_size: eta, of the local steps and of the server's.
+        step_size: eta, of the local steps and of the server's: a number, or a function of the round such as optax's
+            schedules.
         local_steps: E.
         participants: m clients drawn each round; None is all of them.
         rule: how violations become a direction, e.g. ``Hard()`` or ``Soft(beta=40.0)``.
@@ -127,10 +108,15 @@ class FedSGM:
         constraint_batch_size: examples drawn for each constraint query; None is all of the client's.
         server: the optimizer that takes the server's step along the mean message, any of optax's, for instance
             ``optax.adam(0.01)``; None is the paper's, a plain step of ``step_size``.
+        query: whose statistics decide. ``"participants"`` is the paper's. ``"all"``: every client answers the cheap
+            query of the constraints, the participants do the local work. ``"memory"``: the participants answer, and the
+            server decides on the last answers of all clients.
+        unheard: what is done with ``query="memory"`` about clients that were never heard: they are ``"asked"`` first,
+            in a query of their own, or ``"left out"`` of the estimate until their turn comes.
         promise: the guarantee that the settings were made for, by :meth:`from_theory`; of no effect on a run.
     """
 
-    step_size: float
+    step_size: float | Scheduled
     local_steps: int = static(default=1)
     participants: int | None = static(default=None)
     rule: Rule = Hard()
@@ -141,6 +127,8 @@ class FedSGM:
     batch_size: int | None = static(default=None)
     constraint_batch_size: int | None = static(default=None)
     server: optax.GradientTransformation | None = static(default=None)
+    query: str = static(default="participants")
+    unheard: str = static(default="asked")
     promise: Any = aside(default=None)
 
     @classmethod
@@ -162,8 +150,14 @@ class FedSGM:
         return cls(**plan(problem, clients, params, rounds=rounds, **settings))
 
     def __post_init__(self) -> None:
-        check_number("FedSGM", "step_size", self.step_size, above=0)
+        if callable(self.step_size):
+            object.__setattr__(self, "step_size", Scheduled(self.step_size))
+        if not isinstance(self.step_size, Scheduled):
+            check_number("FedSGM", "step_size", self.step_size, above=0)
         check_number("FedSGM", "tolerance", self.tolerance, least=0)
+        for name, known in (("query", QUERIES), ("unheard", UNHEARD)):
+            if getattr(self, name) not in known:
+                raise SettingError(f"FedSGM: {name}={getattr(self, name)!r}, but it must be one of {', '.join(known)}")
         check_count("FedSGM", "local_steps", self.local_steps)
         if isinstance(self.rule, type) or not all(hasattr(self.rule, name) for name in ("init", "decide", "report")):
             raise SettingError(f"FedSGM: rule={self.rule!r}, but it must be a rule, for instance Hard()")
@@ -184,12 +178,33 @@ class FedSGM:
         check_participants(self.participants, clients)
         return clients if self.participants is None else self.participants
 
-    def init(self, task: Flat, w: Any) -> Server:
+    def at(self, round: jax.Array) -> FedSGM:
+        """With the step size of this round."""
+        if not isinstance(self.step_size, Scheduled):
+            return self
+        return replaced(self, step_size=jnp.float32(self.step_size.schedule(round)))
+
+    @property
+    def eta(self) -> Any:
+        """The step size, a number in the round that :meth:`at` is for."""
+        return self.step_size
+
+    def queried(self, who: jax.Array, clients: int) -> jax.Array:
+        """The participants, unless everybody is asked."""
+        return jnp.arange(clients) if self.query == "all" else who
+
+    @property
+    def asks_first(self) -> bool:
+        return self.query == "memory" and self.unheard == "asked"
+
+    def init(self, task: Flat, w: Any, clients: int, statistics: Any = None) -> Server:
         """x_0 = w_0; no server model of its own where the downlink is not compressed."""
         check_rule(self.rule, tuple(task.task.bounds))
         model = None if isinstance(self.downlink, Identity) else w
         optimizer = None if self.server is None else self.server.init(w)
-        return Server(w, model, self.rule.init(len(task.task.bounds)), optimizer)
+        remembers = self.query == "memory" and statistics is not None
+        remembered = Remembered.nothing(statistics, clients) if remembers else None
+        return Server(w, model, self.rule.init(len(task.task.bounds)), optimizer, remembered)
 
     def init_memory(self, d: int) -> Memory:
         """A client's: e_j = 0."""
@@ -207,16 +222,39 @@ class FedSGM:
         """Client: the statistics of its constraints at w_t (line 3), and what the task keeps for the update."""
         return task.measure(w, data, jax.random.fold_in(key, 0), self.constraint_batch_size)
 
-    def decide(self, task: Flat, server: Server, statistics: Any, key: jax.Array) -> tuple[Direction, Server, Measured]:
+    def decide(
+        self, task: Flat, server: Server, statistics: Any, who: jax.Array, clients: int, key: jax.Array
+    ) -> tuple[Direction, Server, Measured]:
         """Server: the estimate of the constraints and the weights that follow from it (lines 4, 8-17)."""
-        measured = task.task.combine(statistics, self.tolerance, jax.random.fold_in(key, 0))
-        chosen, rule = self.rule.decide(measured.violations, server.rule)
+        heard = None
+        if self.query == "memory":
+            server = self.remember(server, statistics, who, clients)
+            assert server.remembered is not None
+            statistics, heard = server.remembered.statistics, server.remembered.heard
+        measured = task.task.combine(statistics, self.tolerance, jax.random.fold_in(key, 0), heard)
+        if self.query == "all":  # all that answered
+            measured = measured._replace(report=measured.report | {"heard": jnp.int32(len(who))})
+        violations = measured.violations + self._margin(measured, len(who) / clients) / measured.scales
+        chosen, rule = self.rule.decide(violations, server.rule)
         direction = Direction(jnp.float32(chosen.objective), jnp.float32(chosen.constraint), measured.guide)
         return direction, replaced(server, rule=rule), measured
 
+    def _margin(self, measured: Measured, share: float) -> Any:
+        """How far below the bounds the rule switches, in units of the constraints."""
+        share = 1.0 if self.query == "memory" else share
+        batches = self.constraint_batch_size is not None
+        return margin_of(self.rule, measured, 0.0 if batches else share)
+
+    def remember(self, server: Server, statistics: Any, who: jax.Array, clients: int) -> Server:
+        """The server with these clients' statistics in place of their last ones."""
+        one = jax.tree.map(lambda a: a[0], statistics)
+        before = Remembered.nothing(one, clients) if server.remembered is None else server.remembered
+        return replaced(server, remembered=before.after(who, statistics))
+
     def report(self, server: Server) -> dict[str, jax.Array]:
-        """What the rule names of its state."""
-        return self.rule.report(server.rule)
+        """What the rule names of its state, and of whom the estimate is where that changes."""
+        known = {} if server.remembered is None else server.remembered.report()
+        return known | self.rule.report(server.rule)
 
     def local_update(
         self, task: Flat, w: jax.Array, direction: Direction, data: Any, kept: Any, memory: Memory, key: jax.Array
@@ -224,7 +262,7 @@ class FedSGM:
         """Client: E local steps from w_t, then the compressed sum of their directions (lines 6-27)."""
 
         def step(tau: jax.Array, total: jax.Array) -> jax.Array:
-            at = w - self.step_size * total
+            at = w - self.eta * total
             return total + task.direction(at, direction, data, kept, jax.random.fold_in(key, 2 + tau), self.batch_size)
 
         total = jax.lax.fori_loop(0, self.local_steps, step, jnp.zeros_like(w))
@@ -238,13 +276,14 @@ class FedSGM:
         model = task.project(self.project, moved)
         broadcast = feedback.broadcast(self.downlink, server.replica, model, jax.random.fold_in(key, 1))
         replica = self.receive(server.replica, broadcast)
-        return Server(replica, None if server.model is None else model, server.rule, optimizer), broadcast
+        own = None if server.model is None else model
+        return replaced(server, replica=replica, model=own, optimizer=optimizer), broadcast
 
     def _step(self, server: Server, mean: jax.Array) -> tuple[jax.Array, Any]:
         """x - eta * mean, or what the server's optimizer makes of the mean; and the optimizer's state."""
         current = server.replica if server.model is None else server.model
         if self.server is None:
-            return current - self.step_size * mean, None
+            return current - self.eta * mean, None
         step, state = self.server.update(mean, server.optimizer, current)
         return current + step, state
 

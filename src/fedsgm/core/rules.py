@@ -6,6 +6,7 @@ answers with the weights of the gradients. It may carry any pytree from round to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +19,7 @@ from fedsgm.base.structs import check_number, struct
 
 COLUMNS = (
     *("objective", "estimate", "violation", "weight", "multiplier", "participants", "answered", "evaluated"),
-    *("bytes_up", "bytes_down", "frames_up", "frames_down", "seed", "round"),
+    *("heard", "age", "bytes_up", "bytes_down", "frames_up", "frames_down", "seed", "round"),
 )
 """Names in a history that neither a constraint nor a rule's report may have."""
 
@@ -87,6 +88,17 @@ class Rule(Protocol):
         ...
 
 
+def margin_of(rule: Any, measured: Measured, share: float) -> Any:
+    """How far below the bounds a rule switches, in units of the constraints, where it knows this share of the clients.
+
+    The standard error of a mean of sampled clients shrinks as fewer are left to sample, to nothing with all of them.
+    """
+    margin = getattr(rule, "margin", 0.0)
+    if not isinstance(margin, StandardErrors):
+        return margin
+    return margin.count * math.sqrt(1 - share) * measured.errors
+
+
 def check_rule(rule: Any, constraints: Sequence[str]) -> None:
     """Refuse, before anything runs, a rule that cannot decide about so many constraints."""
     name, count = type(rule).__name__, len(constraints)
@@ -111,6 +123,11 @@ def check_rule(rule: Any, constraints: Sequence[str]) -> None:
         raise SettingError(f"the rule {name} reports {min(taken)!r}, which is another column's name; give it another")
 
 
+def _check_margin(owner: str, margin: Any) -> None:
+    if not isinstance(margin, StandardErrors):
+        check_number(owner, "margin", margin, least=0)
+
+
 class _Stateless:
     """What the rules share that carry nothing."""
 
@@ -122,8 +139,29 @@ class _Stateless:
 
 
 @struct
+class StandardErrors:
+    """A margin that scales itself: so many standard errors of the constraint's estimate, from the clients' spread.
+
+    With 1.645 an estimate of sampled clients that is within it is truly within the bound with probability 0.95, about.
+    """
+
+    count: float
+
+    def __post_init__(self) -> None:
+        check_number("StandardErrors", "count", self.count, least=0)
+
+
+@struct
 class Hard(_Stateless):
-    """All to the objective while the estimate is within the bound, all to the constraint otherwise."""
+    """All to the objective while the estimate is within the bound, all to the constraint otherwise.
+
+    ``margin`` moves the switch so far below the bound, in units of the constraint, or by :class:`StandardErrors`.
+    """
+
+    margin: float | StandardErrors = 0.0
+
+    def __post_init__(self) -> None:
+        _check_margin("Hard", self.margin)
 
     def decide(self, violations: jax.Array, state: None) -> tuple[Direction, None]:
         weight = jnp.float32(largest(violations) > 0)
@@ -139,12 +177,15 @@ class Soft(_Stateless):
 
     A ``ceiling`` below 1 keeps a share of the objective in every step, however large the violation. It is outside the
     theory: for problems whose constraint alone leads astray, as where the way to no cost is to end the episode.
+    ``margin`` is as for :class:`Hard`.
     """
 
     beta: float
     ceiling: float = 1.0
+    margin: float | StandardErrors = 0.0
 
     def __post_init__(self) -> None:
+        _check_margin("Soft", self.margin)
         check_number("Soft", "beta", self.beta, above=0)
         check_number("Soft", "ceiling", self.ceiling, above=0, most=1)
 

@@ -1,12 +1,16 @@
-"""What an algorithm asks of a problem: the work of a client, and what the server makes of the answers."""
+"""What an algorithm asks of a problem, and an engine of an algorithm."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
+from fedsgm.core.compression import Message
 from fedsgm.core.rules import Direction, Measured
+
+if TYPE_CHECKING:
+    from fedsgm.core.algorithm import Flat
 
 
 class Task(Protocol):
@@ -50,3 +54,56 @@ class Task(Protocol):
     def evaluate(self, params: Any, data: Any, key: jax.Array) -> Any: ...
 
     def summarise(self, evaluations: Any) -> tuple[dict[str, jax.Array], jax.Array]: ...
+
+
+class Algorithm(Protocol):
+    """What an engine asks of an algorithm.
+
+    The server's state is the algorithm's own, but for its ``replica``: w, the model that every client holds. So is a
+    client's memory: any pytree.
+    """
+
+    def cohort(self, clients: int) -> int:
+        """How many of so many clients take part in a round; a number that cannot be run is refused."""
+        ...
+
+    def at(self, round: jax.Array) -> Algorithm:
+        """The algorithm in this round, for what changes from round to round by a schedule."""
+        ...
+
+    def queried(self, who: jax.Array, clients: int) -> jax.Array:
+        """The clients whose statistics a round asks for, where ``who`` does its work."""
+        ...
+
+    @property
+    def asks_first(self) -> bool:
+        """Whether everybody is asked before the first round, and :meth:`remember` takes the answers."""
+        ...
+
+    def remember(self, server: Any, statistics: Any, who: jax.Array, clients: int) -> Any: ...
+
+    def init(self, task: Flat, w: Any, clients: int, statistics: Any = None) -> Any:
+        """The server's state; ``statistics`` are the shapes of a client's, where they are known beforehand."""
+        ...
+
+    def init_memory(self, d: int) -> Any: ...
+
+    def sample(self, key: jax.Array, clients: int) -> jax.Array: ...
+
+    def measure(self, task: Flat, w: jax.Array, data: Any, key: jax.Array) -> tuple[Any, Any]: ...
+
+    def decide(
+        self, task: Flat, server: Any, statistics: Any, who: jax.Array, clients: int, key: jax.Array
+    ) -> tuple[Direction, Any, Measured]:
+        """``statistics`` are those of the clients ``who``."""
+        ...
+
+    def report(self, server: Any) -> dict[str, jax.Array]:
+        """What of the server's state is recorded in every round, after it has decided."""
+        ...
+
+    def local_update(
+        self, task: Flat, w: jax.Array, direction: Direction, data: Any, kept: Any, memory: Any, key: jax.Array
+    ) -> tuple[Message, Any]: ...
+
+    def aggregate(self, task: Flat, server: Any, messages: Message, key: jax.Array) -> tuple[Any, Message]: ...

@@ -20,10 +20,10 @@ from fedsgm.base.describe import describe
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import replaced, struct
 from fedsgm.core import wire
-from fedsgm.core.algorithm import Algorithm, Flat
+from fedsgm.core.algorithm import Flat
 from fedsgm.core.problem import Problem
 from fedsgm.core.rules import Direction, Measured
-from fedsgm.core.task import Task
+from fedsgm.core.task import Algorithm, Task
 from fedsgm.data.clients import Clients, check_finite, length, same_form
 from fedsgm.results.method import Method
 from fedsgm.results.result import KINDS, Result
@@ -137,23 +137,25 @@ def decided(algorithm: Algorithm, server: Any, direction: Direction, measured: M
 
 
 def traffic(
-    statistics: Any, direction: Direction, messages: Any, broadcast: Any, who: Any, clients: int
+    statistics: Any, asked: Any, direction: Direction, messages: Any, broadcast: Any, who: Any, clients: int
 ) -> dict[str, jax.Array]:
-    """Payload bytes of one round: up, of each participant, and down, to each client.
+    """Payload bytes of one round, in parts: up, of each participant's message and of all answers; down, to each client.
 
-    Statistics and messages go up; the direction goes down to the participants, the broadcast to everyone.
+    Statistics, of all that were ``asked``, and messages go up; the direction goes down to the participants, the
+    broadcast to everyone.
     """
-    up = jax.vmap(wire.size)(messages) + wire.nbytes(statistics) // len(who)
+    each = wire.nbytes(jax.tree.map(lambda a: a[0], statistics))
+    up = jnp.append(jax.vmap(wire.size)(messages), asked * each)
     down = jnp.full(clients, wire.size(broadcast)).at[who].add(wire.nbytes(direction))
     return dict(zip(TRAFFIC, (up, down), strict=True))
 
 
 def total_traffic(
-    statistics: Iterable[Any], direction: Direction, messages: Iterable[int], broadcast: int, clients: int
+    statistics: Iterable[Any], direction: Direction, told: int, messages: Iterable[int], broadcast: int, clients: int
 ) -> dict[str, np.int64]:
-    """The same, summed, of messages that were sent: their sizes and the broadcast's are known."""
-    asked = [wire.nbytes(each) for each in statistics]
-    up, down = sum(messages) + sum(asked), clients * broadcast + len(asked) * wire.nbytes(direction)
+    """The same, summed, of what was sent: the sizes of messages and broadcast are known, and how many were told."""
+    up = sum(messages) + sum(wire.nbytes(each) for each in statistics)
+    down = clients * broadcast + told * wire.nbytes(direction)
     return {"bytes_up": np.int64(up), "bytes_down": np.int64(down)}
 
 

@@ -21,8 +21,8 @@ from fedsgm.base.errors import ClientError, SettingError
 from fedsgm.base.layout import Layout
 from fedsgm.base.progress import Progress
 from fedsgm.base.structs import as_float32, check_count, replaced, static, struct
-from fedsgm.core.algorithm import Algorithm, Flat, RoundKeys
-from fedsgm.core.task import Task
+from fedsgm.core.algorithm import Flat, RoundKeys
+from fedsgm.core.task import Algorithm, Task
 from fedsgm.data.clients import Clients
 from fedsgm.engines import checkpoint as checkpoints
 from fedsgm.engines import recording
@@ -141,7 +141,7 @@ class Run:
 
     def __init__(self, program: Compiled, w: np.ndarray, seeds: np.ndarray, data: Any) -> None:
         self.program, self.seeds, self.data = program, seeds, data
-        self.state = _start(program, w, len(seeds))
+        self.state = _start(program, w, data, seeds)
         self.history: list[dict[str, np.ndarray]] = []
         self.done = 0
         self._size = 16  # rounds of the next chunk
@@ -226,18 +226,22 @@ class Draw:
 
     who: jax.Array
     clients: jax.Array
+    asked: jax.Array
+    asked_clients: jax.Array
     server: jax.Array
 
     @classmethod
     def of(cls, program: Compiled, seed: jax.Array, round: jax.Array) -> Draw:
         keys = RoundKeys.of(seed, round)
         who = program.algorithm.sample(keys.sampling, program.n)
-        return cls(who, jax.vmap(keys.client)(who), keys.server)
+        asked = program.algorithm.queried(who, program.n)
+        theirs = jax.vmap(keys.client)(who)
+        return cls(who, theirs, asked, theirs if asked is who else jax.vmap(keys.client)(asked), keys.server)
 
 
 def _round(program: Compiled, data: Any, state: State, draw: Draw, t: jax.Array) -> tuple[State, dict[str, jax.Array]]:
     """One round of one seed: the participants' work, and what there is to see of it."""
-    algorithm, task, each = program.algorithm, program.task.at(t), program.each
+    algorithm, task, each = program.algorithm.at(t), program.task.at(t), program.each
     server, w, who = state.server, state.server.replica, draw.who
     everyone = len(who) == program.n
     take = (lambda tree: tree) if everyone else functools.partial(jax.tree.map, lambda a: a[who])
@@ -246,8 +250,10 @@ def _round(program: Compiled, data: Any, state: State, draw: Draw, t: jax.Array)
     def measure(data: Any, key: jax.Array) -> Any:
         return algorithm.measure(task, w, data, key)
 
-    statistics, kept = each(measure, who, t, theirs, draw.clients)
-    direction, server, measured = algorithm.decide(task, server, statistics, draw.server)
+    asks_all = len(draw.asked) > len(who)
+    statistics, kept = each(measure, draw.asked, t, data if asks_all else theirs, draw.asked_clients)
+    kept = take(kept) if asks_all else kept
+    direction, server, measured = algorithm.decide(task, server, statistics, draw.asked, program.n, draw.server)
     info = {"participants": who} | recording.decided(algorithm, server, direction, measured)
 
     def local_update(data: Any, kept: Any, memory: Any, key: jax.Array) -> Any:
@@ -255,7 +261,8 @@ def _round(program: Compiled, data: Any, state: State, draw: Draw, t: jax.Array)
 
     messages, memory = each(local_update, who, t, theirs, kept, memory, draw.clients)
     server, broadcast = algorithm.aggregate(task, server, messages, draw.server)
-    info |= recording.traffic(statistics, direction, messages, broadcast, who, program.n)
+    first = jnp.where(t == 0, program.n, len(who)) if algorithm.asks_first else len(draw.asked)
+    info |= recording.traffic(statistics, first, direction, messages, broadcast, who, program.n)
 
     def inspect(kept: Any) -> Any:
         return task.inspect(w, server.replica, kept)
@@ -293,12 +300,33 @@ def _true_values(
     return jax.lax.cond(wanted, now, lambda: skipped)
 
 
-def _start(program: Compiled, w: np.ndarray, seeds: int) -> State:
+def _start(program: Compiled, w: np.ndarray, data: Any, seeds: np.ndarray) -> State:
     """Every seed's state before the first round."""
     algorithm, n = program.algorithm, program.n
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), data)
+    statistics, _ = jax.eval_shape(functools.partial(algorithm.measure, program.task), w, one, jax.random.key(0))
     memory = jax.tree.map(lambda a: np.broadcast_to(a, (n, *np.shape(a))), algorithm.init_memory(len(w)))
-    state = as_float32(State(algorithm.init(program.task, w), memory, Found.start(w)))
-    return jax.tree.map(lambda a: np.broadcast_to(a, (seeds, *np.shape(a))), state)
+    state = as_float32(State(algorithm.init(program.task, w, n, statistics), memory, Found.start(w)))
+    state = jax.tree.map(lambda a: np.broadcast_to(a, (len(seeds), *np.shape(a))), state)
+    return _ask_first(program, data, state, seeds) if algorithm.asks_first else state
+
+
+@jax.jit
+def _ask_first(program: Compiled, data: Any, states: State, seeds: jax.Array) -> State:
+    """Every seed's state once everybody was asked, as in the first round: what they say is of its age then."""
+    everybody = jnp.arange(program.n)
+
+    def one_seed(state: State, seed: jax.Array) -> State:
+        task, keys = program.task.at(jnp.int32(0)), RoundKeys.of(seed, jnp.int32(0))
+
+        def measure(data: Any, key: jax.Array) -> Any:
+            return program.algorithm.measure(task, state.server.replica, data, key)[0]
+
+        statistics = program.each(measure, everybody, jnp.int32(0), data, jax.vmap(keys.client)(everybody))
+        server = program.algorithm.remember(state.server, statistics, everybody, program.n)
+        return replaced(state, server=replaced(server, remembered=server.remembered.before()))
+
+    return jax.lax.map(lambda seed: one_seed(*seed), (states, seeds))
 
 
 def _join(history: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ import functools
 import json
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -100,9 +100,21 @@ class Program:
         statistics, kept = _measure(self.algorithm, self.task, w, data, at)
         return _numpy(statistics), kept
 
-    def decide(self, server: Any, statistics: list[Any], at: At) -> tuple[Direction, Any, dict[str, np.ndarray]]:
-        """The direction, the server's state, and what is recorded of the decision."""
-        return _numpy(_decide(self.algorithm, self.task, server, _stacked(statistics), at))
+    def decide(
+        self, server: Any, statistics: Mapping[int, Any], clients: int, at: At
+    ) -> tuple[Direction, Any, dict[str, np.ndarray]]:
+        """The direction, the server's state, and what is recorded of the decision, from these clients' statistics."""
+        who = np.array(list(statistics), np.int32)
+        return _numpy(_decide(self.algorithm, self.task, server, _stacked(list(statistics.values())), who, clients, at))
+
+    def also_asked(self, server: Any, clients: int) -> list[int]:
+        """Who is asked beside the participants: everybody, or who was never heard, or nobody."""
+        if self.algorithm.query == "all":
+            return list(range(clients))
+        if not self.algorithm.asks_first:
+            return []
+        heard = np.zeros(clients) if server.remembered is None else server.remembered.heard
+        return [client for client in range(clients) if not heard[client]]
 
     def local_update(
         self, w: np.ndarray, direction: Direction, data: Any, kept: Any, memory: Any, at: At
@@ -129,7 +141,7 @@ class Program:
 
     def can_decide(self, statistics: Any) -> bool:
         """Whether one client's statistics are of a form that :meth:`decide` takes."""
-        server = self.algorithm.init(self.task, self.start)
+        server = self.algorithm.init(self.task, self.start, 1)
         return _scalars(functools.partial(_seen, self.algorithm, self.task), server, statistics, At.of(0, 0))
 
     def can_summarise(self, evaluation: Any) -> bool:
@@ -176,7 +188,8 @@ def _scalars(function: Callable[..., Any], *arguments: Any) -> bool:
 
 
 def _seen(algorithm: FedSGM, task: Flat, server: Any, statistics: Any, at: At) -> Any:
-    measured = algorithm.decide(task.at(at.round), server, _alone(statistics), at.keys.server)[2]
+    who = jnp.zeros(1, jnp.int32)
+    measured = algorithm.decide(task.at(at.round), server, _alone(statistics), who, 1, at.keys.server)[2]
     return measured.violation, measured.report
 
 
@@ -201,12 +214,15 @@ def _sample(algorithm: FedSGM, at: At, clients: int, again: int) -> jax.Array:
 
 @jax.jit
 def _measure(algorithm: FedSGM, task: Flat, w: jax.Array, data: Any, at: At) -> tuple[Any, Any]:
-    return algorithm.measure(task.at(at.round), w, data, at.key)
+    return algorithm.at(at.round).measure(task.at(at.round), w, data, at.key)
 
 
-@jax.jit
-def _decide(algorithm: FedSGM, task: Flat, server: Any, statistics: Any, at: At) -> tuple[Direction, Any, dict]:
-    direction, server, measured = algorithm.decide(task.at(at.round), server, statistics, at.keys.server)
+@functools.partial(jax.jit, static_argnums=5)
+def _decide(
+    algorithm: FedSGM, task: Flat, server: Any, statistics: Any, who: jax.Array, clients: int, at: At
+) -> tuple[Direction, Any, dict]:
+    algorithm, task, key = algorithm.at(at.round), task.at(at.round), at.keys.server
+    direction, server, measured = algorithm.decide(task, server, statistics, who, clients, key)
     return direction, server, recording.decided(algorithm, server, direction, measured)
 
 
@@ -214,12 +230,12 @@ def _decide(algorithm: FedSGM, task: Flat, server: Any, statistics: Any, at: At)
 def _local_update(
     algorithm: FedSGM, task: Flat, w: jax.Array, direction: Direction, data: Any, kept: Any, memory: Any, at: At
 ) -> tuple[Message, Any]:
-    return algorithm.local_update(task.at(at.round), w, direction, data, kept, memory, at.key)
+    return algorithm.at(at.round).local_update(task.at(at.round), w, direction, data, kept, memory, at.key)
 
 
 @jax.jit
 def _aggregate(algorithm: FedSGM, task: Flat, server: Any, messages: Message, at: At) -> tuple[Any, Message]:
-    return algorithm.aggregate(task.at(at.round), server, messages, at.keys.server)
+    return algorithm.at(at.round).aggregate(task.at(at.round), server, messages, at.keys.server)
 
 
 @jax.jit

@@ -23,7 +23,7 @@ from fedsgm.engines.recording import Ends, Found, Kept
 from fedsgm.federation.answers import NOT_FINITE, WRONG_SHAPE, Forms, Reasons, Report, Update, absurd
 from fedsgm.federation.panel import Account, Followed, Panel
 from fedsgm.federation.program import At, Program
-from fedsgm.federation.protocol import Kind, Transport, pack
+from fedsgm.federation.protocol import Kind, Transport, pack, unpack
 
 TRIES = 5  # of a round, until enough have answered
 
@@ -38,9 +38,9 @@ class _Beside:
         self.evaluations: dict[int, Any] = {}
         self.inspected: dict[int, Any] = {}
 
-    def kinds(self, who: Collection[int]) -> dict[int, Kind]:
-        """What to ask of whom, besides the measurements of the participants."""
-        asked = dict.fromkeys(who, Kind.MEASURE)
+    def kinds(self, measure: Iterable[int]) -> dict[int, Kind]:
+        """What to ask of whom, besides the measurements of these clients."""
+        asked = dict.fromkeys(measure, Kind.MEASURE)
         for kind, clients in self.missing.items():
             asked |= {client: asked.get(client, Kind(0)) | kind for client in sorted(clients)}
         return asked
@@ -65,7 +65,8 @@ class _Tried:
 
     who: list[int]
     reasons: Reasons
-    statistics: Mapping[int, Any]  # of those who measured
+    statistics: Mapping[int, Any]  # of those who measured, participants or not
+    told: int = 0  # participants that were told the direction
     decided: Any = None  # direction, server, what is recorded of it
     updates: Mapping[int, Update] = dataclasses.field(default_factory=dict)
 
@@ -88,13 +89,19 @@ class Run:
         self.evaluate_every, self.min_participants = evaluate_every, min_participants
         self.panel = Panel(transport, seed, timeout, time.time_ns())
         self.model = Followed(program, program.start)
-        self.server = as_float32(program.algorithm.init(program.task, program.start))
+        self.server = self._begin()
         self.found = Found.start(program.start)
         self.usual = 0.0  # length of messages: the largest median of a round
         self.history = Journal(rounds)
+        self._form = b""  # of a client's statistics, as soon as it is known
         self._forms = Forms(program)
         self._folder: Path | None = None
         self._settings: dict[str, Any] = {}
+
+    def _begin(self, statistics: Any = None) -> Any:
+        """The server's state before the first round."""
+        program = self.program
+        return as_float32(program.algorithm.init(program.task, program.start, len(self.accounts), statistics))
 
     @property
     def round(self) -> int:
@@ -134,22 +141,27 @@ class Run:
         self.server = replaced(after, replica=self.model.replica)
         self._record(t, {"participants": np.array(tried.who, np.int32)} | seen)
         sizes = [update.size for update in tried.updates.values()]
-        counted = recording.total_traffic(tried.statistics.values(), direction, sizes, len(data), len(self.accounts))
+        statistics, everybody = tried.statistics.values(), len(self.accounts)
+        counted = recording.total_traffic(statistics, direction, tried.told, sizes, len(data), everybody)
         frames = {"frames_up": np.int64(self.panel.up), "frames_down": np.int64(self.panel.down)}
         self._record(t, {"answered": np.int32(len(tried.updates))} | counted | frames)
         self.save()
 
     def _try(self, at: At, again: int, beside: _Beside) -> _Tried:
         """Ask the participants to measure, decide, and ask those who did for their updates."""
-        who = self.program.sample(at, len(self.accounts), again)
-        reports, reasons = self._measure(beside.kinds(who), who)
+        everybody = len(self.accounts)
+        who = self.program.sample(at, everybody, again)
+        asked = sorted({*who, *self.program.also_asked(self.server, everybody)})
+        reports, reasons = self._measure(beside.kinds(asked), who)
         beside.take(reports)
-        tried = _Tried(who, reasons, {client: reports[client].statistics for client in who if client in reports})
-        answered: Collection[int] = tried.statistics
-        if len(tried.statistics) >= self.min_participants:
-            decided = self.program.decide(self.server, list(tried.statistics.values()), at)
-            updates, why = self._update(list(tried.statistics), decided[0])
-            tried = dataclasses.replace(tried, decided=decided, updates=updates, reasons=reasons | why)
+        tried = _Tried(who, reasons, {client: reports[client].statistics for client in asked if client in reports})
+        answered: Collection[int] = [client for client in who if client in reports]
+        if len(answered) >= self.min_participants:
+            self._form = self._form or pack(jax.tree.map(np.zeros_like, next(iter(tried.statistics.values()))))
+            decided = self.program.decide(self.server, tried.statistics, everybody, at)
+            updates, why = self._update(list(answered), decided[0])
+            told, reasons = len(answered), reasons | why
+            tried = dataclasses.replace(tried, decided=decided, updates=updates, told=told, reasons=reasons)
             answered = updates
         self._leave_out([client for client in who if client not in answered], tried.reasons)
         return tried
@@ -286,6 +298,7 @@ class Run:
             "usual": np.array(self.usual),
             "run": np.array([self.panel.run, self.panel.attempt], np.uint64),
             "accounts": _bytes_as_array(json.dumps([dataclasses.asdict(a) for a in self.accounts]).encode()),
+            "form": _bytes_as_array(self._form),
         }
         arrays |= checkpoints.pack("server", self.server) | checkpoints.pack("found", self.found)
         arrays |= {f"recent/{i:05d}": _bytes_as_array(data) for i, data in enumerate(self.model.recent)}
@@ -294,7 +307,8 @@ class Run:
     def _restore(self, saved: Saved) -> None:
         arrays = saved.arrays
         recent = [arrays[name].tobytes() for name in sorted(arrays) if name.startswith("recent/")]
-        self.server = checkpoints.unpack("server", arrays, self.server)
+        self._form = arrays["form"].tobytes()
+        self.server = checkpoints.unpack("server", arrays, self._begin(unpack(self._form) if self._form else None))
         self.found = checkpoints.unpack("found", arrays, self.found)
         self.model = Followed(self.program, self.server.replica, saved.round, recent)
         self.usual = float(arrays["usual"])

@@ -89,7 +89,20 @@ class IPPConEx:
             )
         return 1
 
-    def init(self, task: Flat, w: Any) -> Told:
+    def at(self, round: jax.Array) -> IPPConEx:
+        return self
+
+    def queried(self, who: jax.Array, clients: int) -> jax.Array:
+        return who
+
+    @property
+    def asks_first(self) -> bool:
+        return False
+
+    def remember(self, server: Told, statistics: Any, who: jax.Array, clients: int) -> Told:
+        return server
+
+    def init(self, task: Flat, w: Any, clients: int, statistics: Any = None) -> Told:
         return Told(w, np.float32(0))
 
     def init_memory(self, d: int) -> Inner:
@@ -103,7 +116,9 @@ class IPPConEx:
     def measure(self, task: Flat, w: jax.Array, data: Any, key: jax.Array) -> tuple[Any, Any]:
         return task.measure(w, data, jax.random.fold_in(key, 0), self.constraint_batch_size)
 
-    def decide(self, task: Flat, server: Told, statistics: Any, key: jax.Array) -> tuple[Direction, Told, Measured]:
+    def decide(
+        self, task: Flat, server: Told, statistics: Any, who: jax.Array, clients: int, key: jax.Array
+    ) -> tuple[Direction, Told, Measured]:
         """Measure the violation; the client's inner steps decide by themselves."""
         measured = task.task.combine(statistics, self.tolerance, jax.random.fold_in(key, 0))
         return Direction(jnp.float32(1), server.multiplier, measured.guide), server, measured

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-_PLAIN = {"ceiling": 1.0, "augment": 0.0}  # a rule that has these as they mostly are is not told apart by them
+# A rule that has these as they mostly are is not told apart by them.
+_PLAIN = {"ceiling": 1.0, "augment": 0.0, "margin": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,5 +73,6 @@ class Method:
             if _PLAIN.get(key) != value
         )
         method = f"{self.name}, {self.rule.lower()} rule{details}" if self.rule else self.name
-        step = f", step size {self.settings['step_size']:g}" if "step_size" in self.settings else ""
+        size = self.settings.get("step_size")
+        step = "" if size is None else f", step size {size:g}" if isinstance(size, float) else ", scheduled step size"
         return f"{method}: {self.participants} of {self.clients} clients, E = {self.local_steps}{step}"
