@@ -6,8 +6,10 @@ from fedsgm.base.structs import static, struct
 from fedsgm.core import wire
 from fedsgm.core.algorithm import FedSGM
 from fedsgm.core.compression import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, TopK
+from fedsgm.core.each_client import each_client
 from fedsgm.core.feedback import chain
 from fedsgm.core.problem import Constraint, Mean, Problem, Statistic
+from fedsgm.core.quantities import between
 from fedsgm.core.rules import Direction, Hard, Penalty, PrimalDual, Soft, StandardErrors, Unconstrained
 from fedsgm.data import Clients, by, dirichlet, iid, split
 from fedsgm.engines.checkpoint import Checkpoint
@@ -48,10 +50,12 @@ __all__ = [
     "TopK",
     "Unconstrained",
     "WireError",
+    "between",
     "by",
     "certificates",
     "chain",
     "dirichlet",
+    "each_client",
     "estimates",
     "fairness",
     "federate",

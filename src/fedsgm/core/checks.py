@@ -16,17 +16,42 @@ from fedsgm.data.clients import Clients
 def weights_of(quantity: Any, label: str, clients: Clients, params: Any, owner: str, everybody: bool) -> np.ndarray:
     """The [clients, examples] weights of a quantity: 1 in a statistic, 1/count in a mean, 0 on padding."""
     present = np.arange(clients.longest) < clients.counts[:, None]
-    if hasattr(quantity, "sums"):
-        _check_statistic(quantity, clients, params, label, owner, everybody)
+    base = quantity.base
+    if hasattr(base, "sums"):
+        _check_statistic(base, clients, params, label, owner, everybody)
+        if base is not quantity and everybody:
+            _check_each(quantity, clients, params, label, present)
         return present.astype(np.float32)
     example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), clients.examples)
-    _check_scalar(jax.eval_shape(quantity.fn, params, example), f"{label}: its function", "per example")
-    chosen = present & _select(quantity.where, clients.examples, label)
+    _check_scalar(jax.eval_shape(base.fn, params, example), f"{label}: its function", "per example")
+    chosen = present & _select(base.where, clients.examples, label)
     sizes = chosen.sum(axis=1)
-    if not sizes.all():
-        who = f"{owner} {int(np.argmin(sizes > 0))}" if owner == "client" else owner
-        raise SettingError(f"{who} has no example that {label} averages over; split the data so that each has one")
-    return (chosen / sizes[:, None]).astype(np.float32)
+    if not sizes.all() and (base.refuses or (everybody and not sizes.any())):
+        _refuse_missing(base, label, owner, int(np.argmin(sizes > 0)))
+    return (chosen / np.maximum(sizes, 1)[:, None]).astype(np.float32)
+
+
+def _refuse_missing(base: Any, label: str, owner: str, client: int) -> None:
+    """The client that has no example of a mean, or nobody has one where some may lack it."""
+    if not base.refuses:
+        who = "no client has an" if owner == "client" else f"{owner} has no"
+        raise SettingError(f"{who} example that {label} averages over; check its where=, or drop the constraint")
+    who = f"{owner} {client}" if owner == "client" else owner
+    absent = "" if label == "the objective" else ", or let it be absent from that mean: Mean(..., missing='absent')"
+    raise SettingError(f"{who} has no example that {label} averages over; split the data so that each has one{absent}")
+
+
+def _check_each(quantity: Any, clients: Clients, params: Any, label: str, present: np.ndarray) -> None:
+    """Somebody can measure it alone: the gap between two groups has no value where nobody has both."""
+
+    def own(params: Any, examples: Any, present: Any) -> Any:
+        each = jax.vmap(quantity.base.sums, (None, 0))(params, examples)
+        sums = jax.tree.map(lambda a: jnp.tensordot(present, a.astype(jnp.float32), 1), each)
+        return quantity.sent(sums, jnp.float32(1))[1]
+
+    defined = jax.jit(jax.vmap(own, (None, 0, 0)))(params, clients.examples, present.astype(np.float32))
+    if not np.asarray(defined).any():
+        raise SettingError(f"{label} has no value on any client alone; leave each_client out, or split another way")
 
 
 def _check_scalar(out: Any, what: str, per: str) -> None:

@@ -17,11 +17,14 @@ import numpy as np
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import static, struct
 from fedsgm.core.checks import weights_of
-from fedsgm.core.quantities import Constraint, Heard, Mean, PerExample, Quantity, Statistic
+from fedsgm.core.each_client import EachClient
+from fedsgm.core.quantities import Constraint, Heard, Mean, PerExample, Statistic
 from fedsgm.core.rules import COLUMNS, Direction, Measured
 from fedsgm.data.clients import Clients
 
 __all__ = ["Constraint", "Examples", "Mean", "PerExample", "Problem", "Quantity", "Statistic"]
+
+Quantity = Mean | Statistic | EachClient
 
 
 @struct
@@ -76,15 +79,18 @@ class Problem:
             raise SettingError(
                 f"Problem: objective={self.objective!r}, but it must be a function of (params, example), or its Mean"
             )
+        if not self.objective.refuses:
+            raise SettingError("Problem: the objective is every client's; missing='absent' is for constraints")
         given = [self.constraints] if isinstance(self.constraints, Constraint) else self.constraints
         if not isinstance(given, (list, tuple)):
-            raise SettingError("Problem: constraints must be a list of constraints, each quantity <= bound")
+            raise SettingError("Problem: constraints must be a list of constraints, each quantity <= bound or >= bound")
         object.__setattr__(self, "constraints", tuple(given))
         for constraint in self.constraints:
             if not isinstance(constraint, Constraint) or not isinstance(constraint.quantity, Quantity):
                 raise SettingError("Problem: a constraint is quantity <= bound, for instance Mean(loss) <= 0.05")
-        for i, name in enumerate(self.names):
-            if name in COLUMNS or name in self.names[:i]:
+        columns = (*self.names, *self._of_each)
+        for i, name in enumerate(columns):
+            if name in COLUMNS or name in columns[:i]:
                 why = "is taken" if name in COLUMNS else "is used twice"
                 raise SettingError(f"Problem: the constraint name {name!r} {why}; give another, Mean(..., name=...)")
 
@@ -95,6 +101,16 @@ class Problem:
     @property
     def bounds(self) -> dict[str, float]:
         return {constraint.name: constraint.bound for constraint in self.constraints}
+
+    @property
+    def senses(self) -> dict[str, str]:
+        """How each value is compared with its bound: ``"<="``, ``">="`` or ``"between"``, whose bound is the upper."""
+        return {constraint.name: constraint.sense for constraint in self.constraints}
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """The values that each constraint allows, from the least to the largest; infinite where there is no bound."""
+        return {constraint.name: constraint.range for constraint in self.constraints}
 
     @property
     def inspects(self) -> tuple[str, ...]:
@@ -133,9 +149,16 @@ class Problem:
 
     def measure(
         self, params: Any, data: Examples, key: jax.Array, *, batch_size: int | None = None
-    ) -> tuple[tuple[Any, ...], None]:
-        """The client's own statistics of each constraint, g_j(w); nothing is kept for the update that follows."""
-        return self._statistics(params, data.batch(batch_size, key), range(1, len(self.quantities))), None
+    ) -> tuple[tuple[Any, ...], Any]:
+        """The client's own statistics of each constraint, g_j(w).
+
+        Of constraints on each client it keeps what it sent, to know in the update that follows whether it is the one.
+        """
+        statistics = self._statistics(params, data, data.batch(batch_size, key), range(1, len(self.quantities)))
+        if not self._of_each:
+            return statistics, None
+        own = [isinstance(quantity, EachClient) for quantity in self.quantities[1:]]
+        return statistics, tuple(sent if is_own else None for sent, is_own in zip(statistics, own, strict=True))
 
     def combine(self, statistics: tuple[Any, ...], tolerance: Any, key: jax.Array, heard: Heard = None) -> Measured:
         """The estimate of each constraint by the clients that were heard, its violation, and what clients follow."""
@@ -149,7 +172,7 @@ class Problem:
         errors = jnp.stack([q.error(s, p, heard) for (q, s), p in zip(each, pooled, strict=True)])
         violations = self._violations(estimates, tolerance)
         violations = jnp.where(jnp.isnan(violations), -jnp.inf, violations)
-        guides = tuple(q.guide(p, count) for (q, _), p in zip(each, pooled, strict=True))
+        guides = tuple(c.guide(p, count) for c, p in zip(self.constraints, pooled, strict=True))
         scales = jnp.array([c.scale for c in self.constraints], jnp.float32)
         return Measured(
             violations,
@@ -164,7 +187,7 @@ class Problem:
         params: Any,
         direction: Direction,
         data: Examples,
-        kept: None,
+        kept: Any,
         key: jax.Array,
         *,
         batch_size: int | None = None,
@@ -175,25 +198,38 @@ class Problem:
         weights = direction.constraint if jnp.ndim(direction.constraint) else direction.constraint * active
         scales = jnp.stack([direction.objective, *weights])
 
+        kept = kept or (None,) * len(self.constraints)
+
         def mixed(params: Any) -> jax.Array:
-            statistics = self._statistics(params, data, range(len(self.quantities)))
-            terms = zip(self.quantities, statistics, (None, *guides), strict=True)
-            return jnp.stack([quantity.local(own, guide) for quantity, own, guide in terms]) @ scales
+            first, *rest = self._sums(params, data, range(len(self.quantities)))
+            terms = zip(self.constraints, rest, guides, kept, strict=True)
+            each = [constraint.local(own, guide, sent) for constraint, own, guide, sent in terms]
+            return jnp.stack([self.objective.local(first, None), *each]) @ scales
 
         return jax.grad(mixed)(params)
 
-    def inspect(self, before: Any, after: Any, kept: None) -> dict[str, jax.Array]:
+    def inspect(self, before: Any, after: Any, kept: Any) -> dict[str, jax.Array]:
         return {}
 
     def evaluate(self, params: Any, data: Examples, key: jax.Array) -> tuple[Any, ...]:
         """The client's statistics of the objective and the constraints, on all its examples."""
-        return self._statistics(params, data, range(len(self.quantities)))
+        return self._statistics(params, data, data, range(len(self.quantities)))
 
     def summarise(self, evaluations: tuple[Any, ...]) -> tuple[dict[str, jax.Array], jax.Array]:
         """The values over all clients by name, and the largest violation of a bound (no tolerance)."""
-        values = jnp.stack([q.measured(q.pool(s)) for q, s in zip(self.quantities, evaluations, strict=True)])
+        pooled = [q.pool(s) for q, s in zip(self.quantities, evaluations, strict=True)]
+        values = jnp.stack([q.measured(p) for q, p in zip(self.quantities, pooled, strict=True)])
         worst = jnp.max(self._violations(values[1:], 0.0), initial=-jnp.inf)
-        return dict(zip(("objective", *self.names), values, strict=True)), worst
+        named = dict(zip(("objective", *self.names), values, strict=True))
+        for quantity, all_of_it in zip(self.quantities, pooled, strict=True):
+            if isinstance(quantity, EachClient):
+                named[f"{quantity.label}_client"] = quantity.worst(all_of_it)
+        return named, worst
+
+    @property
+    def _of_each(self) -> tuple[str, ...]:
+        """The columns for who is worst, of constraints on each client."""
+        return tuple(f"{c.name}_client" for c in self.constraints if isinstance(c.quantity, EachClient))
 
     def _active(self, violations: jax.Array, key: jax.Array) -> jax.Array:
         """The weights of the constraints' gradients in a constraint step."""
@@ -207,17 +243,25 @@ class Problem:
         return jnp.where(jnp.any(violated), jax.nn.one_hot(jnp.argmax(draw), len(violated)), largest)
 
     def _violations(self, values: jax.Array, tolerance: Any) -> jax.Array:
+        if any(constraint.sense != "<=" for constraint in self.constraints):
+            excess = jnp.stack([c.excess(value) for c, value in zip(self.constraints, values, strict=True)])
+            return (excess - tolerance) / jnp.array([c.scale for c in self.constraints], jnp.float32)
         bounds = jnp.array([c.bound for c in self.constraints], jnp.float32)
         scales = jnp.array([c.scale for c in self.constraints], jnp.float32)
         return (values - bounds - tolerance) / scales
 
-    def _statistics(self, params: Any, data: Examples, which: Sequence[int]) -> tuple[Any, ...]:
+    def _statistics(self, params: Any, data: Examples, drawn: Examples, which: Sequence[int]) -> tuple[Any, ...]:
+        """What a client sends, of the examples drawn; whether it has such examples at all is of all of its data."""
+        sums = zip(which, self._sums(params, drawn, which), strict=True)
+        return tuple(self.quantities[i].sent(own, jnp.float32(jnp.any(data.weights[i] > 0))) for i, own in sums)
+
+    def _sums(self, params: Any, data: Examples, which: Sequence[int]) -> tuple[Any, ...]:
         """Weighted sums; means that share a function share its evaluation, and so its gradient."""
         over_examples = (None, 0)
         means: dict[PerExample, list[int]] = {}
         found: dict[int, Any] = {}
         for i in which:
-            quantity = self.quantities[i]
+            quantity = self.quantities[i].base
             if isinstance(quantity, Mean):
                 means.setdefault(quantity.fn, []).append(i)
             else:

@@ -1,14 +1,15 @@
-"""Quantities that a constraint can bound: means over clients, and statistics over everybody; and what is asked of one.
+"""What a constraint can bound: means over clients, and statistics over everybody; and the constraint.
 
-A quantity says what the server makes of the clients' statistics and what a client follows, in a few functions that
-every kind has: ``pool``, ``measured``, ``error``, ``guide`` and ``local``. Where the server heard only some clients,
-``heard`` is 1 for those and 0 for the others, whose statistics then count for nothing.
+A quantity says what a client sends of its weighted sums (``sent``), what the server makes of that (``pool``,
+``measured``, ``error``), what it tells the clients (``guide``) and what a client then descends (``local``). Where the
+server heard only some clients, ``heard`` is 1 for those and 0 for the others, whose statistics then count for nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +17,19 @@ import jax.numpy as jnp
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_number, static, struct
 
+if TYPE_CHECKING:
+    from fedsgm.core.each_client import EachClient
+
 PerExample = Callable[[Any, Any], jax.Array]
 Heard = jax.Array | None
+SENSES = ("<=", ">=", "between")
 
 
 def mean_of(values: jax.Array, heard: Heard = None) -> jax.Array:
     """The mean over the clients that were heard; not a number if none was."""
     if heard is None:
         return jnp.mean(values, axis=0)
-    return jnp.sum(_counted(values, heard), axis=0) / jnp.sum(heard)
+    return jnp.sum(counted(values, heard), axis=0) / jnp.sum(heard)
 
 
 def standard_error(values: jax.Array, heard: Heard = None) -> jax.Array:
@@ -32,20 +37,20 @@ def standard_error(values: jax.Array, heard: Heard = None) -> jax.Array:
 
     As of clients drawn from very many. Of m drawn from n, the error is sqrt(1 - m/n) times this.
     """
-    count = _count(values, heard)
-    squares = jnp.sum(_counted((values - mean_of(values, heard)) ** 2, heard))
+    count = count_of(values, heard)
+    squares = jnp.sum(counted((values - mean_of(values, heard)) ** 2, heard))
     error = jnp.sqrt(squares / (jnp.maximum(count - 1, 1) * jnp.maximum(count, 1)))
     return jnp.where((count > 1) & jnp.isfinite(error), error, 0)
 
 
-def _counted(values: jax.Array, heard: Heard) -> jax.Array:
+def counted(values: jax.Array, heard: Heard) -> jax.Array:
     """The values with 0 for who was not heard, whatever was there."""
     if heard is None:
         return values
     return jnp.where(jnp.reshape(heard > 0, (-1,) + (1,) * (values.ndim - 1)), values, 0)
 
 
-def _count(statistics: Any, heard: Heard) -> Any:
+def count_of(statistics: Any, heard: Heard) -> Any:
     return jax.tree.leaves(statistics)[0].shape[0] if heard is None else jnp.sum(heard)
 
 
@@ -54,61 +59,97 @@ def _scaled_slope(value: Callable[[Any], jax.Array], total: Any, count: Any) -> 
     return jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), count * a, 0), jax.grad(value)(total))
 
 
-def _product(slope: Any, sums: Any) -> jax.Array:
+def product(slope: Any, sums: Any) -> jax.Array:
     products = jax.tree.map(lambda a, b: jnp.sum(a * b), slope, sums)
     return jnp.sum(jnp.stack(jax.tree.leaves(products)))
 
 
+class Bounded:
+    """What makes a constraint of a quantity: every quantity is one."""
+
+    __array_ufunc__ = None  # so that a number of NumPy's on the left leaves the comparison to the quantity
+
+    def __le__(self: Any, bound: float) -> Constraint:
+        return Constraint(self, bound)
+
+    def __ge__(self: Any, bound: float) -> Constraint:
+        return Constraint(self, bound, sense=">=")
+
+    def facing(self, sense: str) -> Any:
+        """The quantity as a constraint of this sense has it."""
+        return self
+
+
 @struct
-class Mean:
+class Mean(Bounded):
     """The mean of ``fn(params, example)`` over a client's examples, or over those ``where`` selects.
 
-    The server averages the clients' means equally, as Algorithm 1 does. ``quantity <= bound`` makes
-    a constraint of it.
+    The server averages the clients' means equally, as Algorithm 1 does. ``quantity <= bound`` and ``quantity >= bound``
+    make a constraint of it.
+
+    Args:
+        missing: what becomes of a client with no such example: ``"refuse"``, the run does not start; ``"absent"``, the
+            server averages over those that have one.
     """
 
     fn: PerExample = static()
     where: Callable[[Any], Any] | None = static(default=None)
     name: str | None = static(default=None)
+    missing: str = static(default="refuse")
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise SettingError(f"Mean: fn={self.fn!r}, but it must be a function of (params, example)")
         if self.where is not None and not callable(self.where):
             raise SettingError(f"Mean: where={self.where!r}, but it must be a function of one example")
-
-    def __le__(self, bound: float) -> Constraint:
-        return Constraint(self, bound)
+        if self.missing not in ("refuse", "absent"):
+            raise SettingError(f"Mean: missing={self.missing!r}, but it must be 'refuse' or 'absent'")
 
     @property
     def label(self) -> str:
         return self.name or str(getattr(self.fn, "__name__", "constraint"))
 
-    # What the server and the client make of it; a Statistic answers the same.
+    @property
+    def base(self) -> Mean:
+        """Whose weighted sums a client takes."""
+        return self
 
-    def pool(self, statistics: jax.Array, heard: Heard = None) -> jax.Array:
+    @property
+    def refuses(self) -> bool:
+        return self.missing == "refuse"
+
+    def sent(self, value: jax.Array, present: jax.Array) -> Any:
+        """What a client sends of its sums; ``present`` is 0 if it has no such example, else 1."""
+        return value if self.refuses else (value, present)
+
+    def pool(self, statistics: Any, heard: Heard = None) -> Any:
         """What the server makes of the clients' statistics."""
-        return mean_of(statistics, heard)
+        if self.refuses:
+            return mean_of(statistics, heard)
+        here = counted(statistics[1], heard)
+        return mean_of(statistics[0], here), jnp.sum(here)
 
-    def measured(self, pooled: jax.Array) -> jax.Array:
+    def measured(self, pooled: Any) -> jax.Array:
         """The number that is compared with the bound."""
-        return pooled
+        return pooled if self.refuses else pooled[0]
 
-    def error(self, statistics: jax.Array, pooled: jax.Array, heard: Heard = None) -> jax.Array:
+    def error(self, statistics: Any, pooled: Any, heard: Heard = None) -> jax.Array:
         """The standard error of the number that is compared, as far as the clients' answers tell it."""
-        return standard_error(statistics, heard)
+        if self.refuses:
+            return standard_error(statistics, heard)
+        return standard_error(statistics[0], counted(statistics[1], heard))
 
-    def guide(self, pooled: jax.Array, count: Any) -> None:
-        """What a client must be told to form its gradient, where so many were heard."""
-        return
+    def guide(self, pooled: Any, count: Any) -> Any:
+        """What a client must be told to form its gradient, where so many were heard; m messages are averaged."""
+        return None if self.refuses else count / jnp.maximum(pooled[1], 1)
 
-    def local(self, value: jax.Array, guide: None) -> jax.Array:
-        """The number whose gradient a client follows."""
-        return value
+    def local(self, value: jax.Array, guide: Any, sent: Any = None) -> jax.Array:
+        """A number whose gradient a client follows, of its sums now and what it ``sent`` in this round."""
+        return value if self.refuses else guide * value
 
 
 @struct
-class Statistic:
+class Statistic(Bounded):
     """A number that is no mean over clients, such as a difference of rates over everybody.
 
     ``sums(params, example)`` gives one example's contributions, a pytree of numbers; they are added over a
@@ -140,15 +181,19 @@ class Statistic:
         if self.gradient not in ("linearized", "local"):
             raise SettingError(f"Statistic: gradient={self.gradient!r}, but it must be 'linearized' or 'local'")
 
-    def __le__(self, bound: float) -> Constraint:
-        return Constraint(self, bound)
-
     @property
     def label(self) -> str:
         return self.name or str(getattr(self.value, "__name__", "constraint"))
 
+    @property
+    def base(self) -> Statistic:
+        return self
+
+    def sent(self, sums: Any, present: jax.Array) -> Any:
+        return sums
+
     def pool(self, statistics: Any, heard: Heard = None) -> Any:
-        return jax.tree.map(lambda a: jnp.sum(_counted(a, heard), axis=0), statistics)
+        return jax.tree.map(lambda a: jnp.sum(counted(a, heard), axis=0), statistics)
 
     def measured(self, total: Any) -> jax.Array:
         return (self.switch_on or self.value)(total)
@@ -159,36 +204,92 @@ class Statistic:
         It is right for rates of decisions, too: these are counted in the sums, of which the value is a smooth function
         but for ties. Values with one client left out would not be defined where a group is one client's.
         """
-        count = _count(statistics, heard)
+        count = count_of(statistics, heard)
         slope = _scaled_slope(self.switch_on or self.value, total, count)
-        return standard_error(jax.vmap(lambda sums: _product(slope, sums))(statistics), heard)
+        return standard_error(jax.vmap(lambda sums: product(slope, sums))(statistics), heard)
 
     def guide(self, total: Any, count: Any) -> Any:
         """The derivative of the value at the total, times m: the server takes a mean of m messages."""
         return None if self.gradient == "local" else _scaled_slope(self.value, total, count)
 
-    def local(self, sums: Any, guide: Any) -> jax.Array:
+    def local(self, sums: Any, guide: Any, sent: Any = None) -> jax.Array:
         if self.gradient == "linearized":
-            return _product(guide, sums)
+            return product(guide, sums)
         own = self.value(sums)
         return jnp.where(jnp.isnan(own), 0.0, own)
 
 
-Quantity = Mean | Statistic
-
-
 @struct
 class Constraint:
-    """``quantity <= bound``; a violation is measured in units of ``scale``."""
+    """``quantity <= bound`` or ``quantity >= bound``; a violation is measured in units of ``scale``.
 
-    quantity: Quantity
+    With the sense ``"between"``, which :func:`between` makes, ``bound`` is the upper one and ``least`` the lower.
+    """
+
+    quantity: Mean | Statistic | EachClient
     bound: float
     scale: float = 1.0
+    sense: str = static(default="<=")
+    least: float | None = None
 
     def __post_init__(self) -> None:
         check_number("Constraint", "bound", self.bound)
         check_number("Constraint", "scale", self.scale, above=0)
+        if self.sense not in SENSES:
+            raise SettingError(f"Constraint: sense={self.sense!r}, but it must be one of {', '.join(SENSES)}")
+        if (self.least is not None) != (self.sense == "between"):
+            raise SettingError("Constraint: least= is the lower bound of the sense 'between', and only of that")
+        if isinstance(self.quantity, Bounded):
+            object.__setattr__(self, "quantity", self.quantity.facing(self.sense))
+
+    def __bool__(self) -> bool:
+        raise SettingError(
+            "a constraint is neither true nor false, and Python drops a half of low <= quantity <= high; write "
+            "between(low, quantity, high), or two constraints in a list"
+        )
 
     @property
     def name(self) -> str:
         return self.quantity.label
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The least and the largest value that it allows."""
+        bound = float(self.bound)
+        low = bound if self.sense == ">=" else -math.inf if self.least is None else float(self.least)
+        return low, math.inf if self.sense == ">=" else bound
+
+    def excess(self, value: Any) -> Any:
+        """How far a value is over the bound, or under it, in the quantity's own units; negative is within."""
+        if self.least is not None:
+            return jnp.maximum(value - self.bound, self.least - value)
+        return value - self.bound if self.sense == "<=" else self.bound - value
+
+    def guide(self, pooled: Any, count: Any) -> Any:
+        """The quantity's; between two bounds also the sign of the nearer one's gradient."""
+        told = self.quantity.guide(pooled, count)
+        if self.least is None:
+            return told
+        value = self.quantity.measured(pooled)
+        return jnp.where(value - self.bound >= self.least - value, jnp.float32(1), jnp.float32(-1)), told
+
+    def local(self, sums: Any, guide: Any, sent: Any) -> jax.Array:
+        if self.least is not None:
+            sign, told = guide
+            return sign * self.quantity.local(sums, told, sent)
+        found = self.quantity.local(sums, guide, sent)
+        return found if self.sense == "<=" else -found
+
+
+def between(low: float, quantity: Mean | Statistic, high: float, *, scale: float = 1.0) -> Constraint:
+    """``low <= quantity <= high``: one constraint, whose violation is the larger of the two.
+
+    >>> import fedsgm as fs
+    >>> fs.between(0.1, fs.Mean(lambda w, example: w * example, name="rate"), 0.3).name
+    'rate'
+    """
+    check_number("between", "low", low)
+    check_number("between", "high", high)
+    if not low < high:
+        raise SettingError(f"between: low={low}, high={high}, but low must be below high")
+    return Constraint(quantity, high, scale, "between", low)
