@@ -19,6 +19,9 @@ from fedsgm import (
     Soft,
     TopK,
     Unconstrained,
+    between,
+    each_client,
+    fairness,
     simulate,
 )
 
@@ -109,6 +112,45 @@ def test_rules(make, message):
     refused(make, message)
 
 
+SIZE = Mean(size)
+NEITHER = (
+    r"^a constraint is neither true nor false, and Python drops a half of low <= quantity <= high; write between\("
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: 0.1 <= SIZE <= 0.3, NEITHER),
+        (lambda: 0.3 >= SIZE >= 0.1, NEITHER),
+        (lambda: (SIZE >= 0.1) and (SIZE <= 0.3), NEITHER),
+        (lambda: SIZE >= NAN, r"^Constraint: bound=nan, but it must be a finite number$"),
+        (lambda: SIZE >= "0.1", r"^Constraint: bound='0\.1', but"),
+        (lambda: between(0.3, SIZE, 0.1), r"^between: low=0\.3, high=0\.1, but low must be below high$"),
+        (lambda: between(None, SIZE, 0.1), r"^between: low=None, but it must be a finite number$"),
+        (lambda: between(0.1, each_client(SIZE), 0.3), r"^between: the worst client above is not the one below"),
+        (lambda: Constraint(SIZE, 0.1, sense="<"), r"^Constraint: sense='<', but it must be one of <=, >=, between$"),
+        (lambda: Constraint(SIZE, 0.1, sense="between"), r"^Constraint: least= is the lower bound of the sense"),
+        (lambda: Constraint(SIZE, 0.1, least=0.0), r"^Constraint: least= is the lower bound of the sense"),
+        (lambda: Mean(size, missing="skip"), r"^Mean: missing='skip', but it must be 'refuse' or 'absent'$"),
+        (lambda: Problem(Mean(size, missing="absent")), r"^Problem: the objective is every client's; missing='absent'"),
+        (lambda: Problem(each_client(SIZE)), r"^Problem: objective=.*, but it must be a function of"),
+        (lambda: each_client(size), r"^each_client: .*, but it must be a quantity, such as Mean\(loss\)$"),
+        (lambda: each_client(each_client(SIZE)), r"^each_client: .*, but it must be a quantity"),
+        (lambda: each_client(SIZE, 0), r"^each_client: quantile=0, but it must be a finite number above 0, at most 1$"),
+        (lambda: each_client(SIZE, 95), r"^each_client: quantile=95, but"),
+        (lambda: each_client(SIZE, soft=0.0), r"^each_client: soft=0\.0, but it must be a finite number above 0$"),
+        (
+            lambda: Problem(size, [each_client(SIZE, name="a") <= 1, Mean(size, name="a_client") <= 1]),
+            r"^Problem: the constraint name 'a_client' is used twice",
+        ),
+        (lambda: Problem(size, [SIZE <= 1, SIZE >= 0]), r"^Problem: the constraint name 'size' is used twice"),
+    ],
+)
+def test_constraints(make, message):
+    refused(make, message)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -149,7 +191,30 @@ def test_params(params, message):
 class TestData:
     def test_a_client_lacks_what_a_constraint_averages_over(self):
         clients = Clients.from_list([rows(0, 1), rows(0, 1), rows(0, 0), rows(1)])
-        refused(lambda: run(clients=clients), r"^client 2 has no example that the constraint 'ill' averages over")
+        refused(
+            lambda: run(clients=clients),
+            r"^client 2 has no example that the constraint 'ill' averages over; split the data so that each has one, "
+            r"or let those without one be absent from it, Mean\(\.\.\., missing='absent'\)$",
+        )
+
+    def test_nobody_has_what_may_be_absent(self):
+        problem = Problem(distance, [Mean(size, where=is_ill, name="ill", missing="absent") <= 0.5])
+        clients = Clients.from_list([rows(0, 0), rows(0)])
+        refused(
+            lambda: run(problem=problem, clients=clients), r"^no client has an example that the constraint 'ill' aver"
+        )
+        clients = Clients.from_list([rows(0, 1), rows(0)])
+        assert np.isfinite(run(problem=problem, clients=clients).last["w"])
+        refused(lambda: run(problem=problem, clients=clients, test=rows(0)), r"^the test data has no example")
+
+    def test_no_client_can_measure_it_alone(self):
+        """A gap between groups, where every client has one group."""
+        gap = fairness.group_loss_gap(size, by="ill", groups=2)
+        problem = Problem(distance, [each_client(gap) <= 0.5])
+        refused(
+            lambda: run(problem=problem, clients=Clients.from_list([rows(0, 0), rows(1)])),
+            r"^the constraint 'group_loss_gap' has no value on any client alone; leave each_client out, or split",
+        )
 
     def test_a_client_lacks_what_the_objective_averages_over(self):
         clients = Clients.from_list([rows(0, 1), rows(0)])

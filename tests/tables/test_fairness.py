@@ -40,6 +40,8 @@ def constraints(groups):
         fairness.worst_group_loss(loss, **options),
         fairness.error_rate(score, label=0),
         fairness.error_rate(score, label=1),
+        fairness.recall(score, label=0),
+        fairness.recall(score, label=1),
         fairness.class_loss(loss, label=1),
     ]
 
@@ -195,6 +197,8 @@ def test_the_same_numbers_as_fairlearn(groups, seed, params):
         "worst_group_loss": losses.group_max(),
         "error_rate_0": metrics.false_positive_rate(y, decided),
         "error_rate_1": metrics.false_negative_rate(y, decided),
+        "recall_0": metrics.true_negative_rate(y, decided),
+        "recall_1": metrics.true_positive_rate(y, decided),
         "class_loss_1": log_loss(y[y == 1], scores[y == 1], labels=[0, 1]),
     }
     measured = all_values(groups, seed)

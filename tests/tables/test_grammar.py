@@ -28,6 +28,11 @@ SAID = {
     "error_rate('>50K') <= 0.2": Wanted("error_rate", None, ">50K", 0.2),
     "error_rate(1) <= 0.2": Wanted("error_rate", None, "1", 0.2),
     "error_rate(y == -1) <= +0.2": Wanted("error_rate", "y", "-1", 0.2),
+    "error_rate(y == -1) >= 0.1": Wanted("error_rate", "y", "-1", 0.1, ">="),
+    "recall(income == '>50K') >= 0.9": Wanted("recall", "income", ">50K", 0.9, ">="),
+    "recall('>50K')>=1": Wanted("recall", None, ">50K", 1.0, ">="),
+    "recall(1) <= 0.9": Wanted("recall", None, "1", 0.9),
+    "class_loss(1) >= 2": Wanted("class_loss", None, "1", 2.0, ">="),
     "class_loss('die Antwort' == 'ja, sehr') <= 3": Wanted("class_loss", "die Antwort", "ja, sehr", 3.0),
     "class_loss(y == 'naïve 🙂') <= 3": Wanted("class_loss", "y", "naïve 🙂", 3.0),
 }
@@ -98,6 +103,15 @@ WRONG = {
     "error_rate <= 0.2": ("error_rate is about one class", "error_rate(TARGET == VALUE)"),
     "error_rate(income == >50K) <= 0.2": ("a value comes after income ==", "'>'"),
     "class_loss <= 0.2": ("class_loss is about one class",),
+    "recall >= 0.9": ("recall is about one class", "recall(TARGET == VALUE)"),
+    "recall(1) > 0.9": ("<= or >= comes before the bound", "'>'"),
+    "recall(1) '>=' 0.9": ("<= or >= comes before the bound", "'>='"),
+    "recall(1) >=": ("a number comes after >=", "nothing is there"),
+    "recall(1) >= 90": ("'90'", "never above 1"),
+    "recall(1) >= -1": ("'-1'", "0 or more"),
+    "0.1 <= recall(1) <= 0.3": ("no constraint is called '0.1'",),
+    "recall(1) >= 0.1 <= 0.3": ("nothing comes after the bound", "'<='"),
+    "rcall(1) >= 0.9": ("did you mean 'recall'?",),
 }
 
 
@@ -116,7 +130,22 @@ def test_wrong(text):
 def test_any_text_is_a_constraint_or_a_setting_error():
     """Random words of the language, random characters, and valid texts with one character changed."""
     rng = np.random.default_rng(0)
-    words = [*OF_GROUPS, *OF_CLASS, *"()<>=,'\"", "<=", "==", "sex", "'>50K'", "0.05", "-1", " ", "é", "\x00", "\n"]
+    words = [
+        *OF_GROUPS,
+        *OF_CLASS,
+        *"()<>=,'\"",
+        "<=",
+        "==",
+        "sex",
+        "'>50K'",
+        "0.05",
+        "-1",
+        ">=",
+        " ",
+        "é",
+        "\x00",
+        "\n",
+    ]
     characters = [chr(c) for c in (*range(32, 127), 0, 9, 10, 0xA0, 0xE9, 0x6027, 0x1F642, 0x0661, 0x2028, 0xB2)]
     valid = list(SAID)
     read = 0
@@ -169,6 +198,8 @@ PARAMS = [{"w": np.float32([1.0]), "b": np.float32(0.0)}]
     [
         ("error_rate(income == '>50K') <= 0.2", 1, 0.0),
         ("error_rate('<=50K') <= 0.2", 0, 1.0),
+        ("recall(income == '>50K') >= 0.9", 1, 1.0),
+        ("recall('<=50K') >= 0.9", 0, 0.0),
         ("class_loss(income == '>50K') <= 0.2", 1, np.log1p(np.e) - 1),
         ("class_loss('<=50K') <= 0.2", 0, np.log1p(np.e)),
     ],
@@ -176,6 +207,7 @@ PARAMS = [{"w": np.float32([1.0]), "b": np.float32(0.0)}]
 def test_built_for_a_class(text, label, expected):
     """By hand, for one example of the class and one of the other that must not count."""
     constraint = build(parse(text), MLP(), **GIVEN)
+    assert (constraint.bound, constraint.sense) == (parse(text).bound, parse(text).sense)
     quantity = constraint.quantity
     own = quantity.sums(PARAMS, example(y=label))
     other = quantity.sums(PARAMS, example(y=1 - label))

@@ -32,13 +32,14 @@ def weights_of(quantity: Any, label: str, clients: Clients, params: Any, owner: 
 
 
 def _refuse_missing(base: Any, label: str, owner: str, client: int) -> None:
-    """The client that has no example of a mean, or nobody has one where some may lack it."""
-    if not base.refuses:
-        who = "no client has an" if owner == "client" else f"{owner} has no"
-        raise SettingError(f"{who} example that {label} averages over; check its where=, or drop the constraint")
+    """A client has no example of a mean, or nobody has one where some may lack it."""
+    if owner == "client" and not base.refuses:
+        raise SettingError(f"no client has an example that {label} averages over; check its where=")
     who = f"{owner} {client}" if owner == "client" else owner
-    absent = "" if label == "the objective" else ", or let it be absent from that mean: Mean(..., missing='absent')"
-    raise SettingError(f"{who} has no example that {label} averages over; split the data so that each has one{absent}")
+    instead = "split the data so that each has one"
+    if label != "the objective" and base.refuses and owner != "the test data":
+        instead += ", or let those without one be absent from it, Mean(..., missing='absent')"
+    raise SettingError(f"{who} has no example that {label} averages over; {instead}")
 
 
 def _check_each(quantity: Any, clients: Clients, params: Any, label: str, present: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Ready-made constraints: fairness between groups, and the loss or the error rate of a class.
+"""Ready-made constraints: fairness between groups, and the loss, the error rate or the recall of a class.
 
 Each is a few lines over :class:`Statistic`, to be compared with a bound:
 
@@ -111,18 +111,35 @@ def error_rate(
     score: PerExample, *, label: int, target: str = "y", threshold: float = 0.5, name: str | None = None
 ) -> Statistic:
     """Neyman-Pearson: the share of one class that is predicted wrongly; descends the mean wrong score."""
+    return _share_decided(name or f"error_rate_{label}", score, label, 1 - label, target, threshold)
+
+
+def recall(
+    score: PerExample, *, label: int, target: str = "y", threshold: float = 0.5, name: str | None = None
+) -> Statistic:
+    """The share of one class that is predicted rightly, of class 1 the true positive rate; climbs the mean right score.
+
+    >>> import fedsgm as fs
+    >>> (fs.fairness.recall(lambda w, example: w * example["x"], label=1) >= 0.9).sense
+    '>='
+    """
+    return _share_decided(name or f"recall_{label}", score, label, label, target, threshold)
+
+
+def _share_decided(name: str, score: PerExample, label: int, decision: int, target: str, threshold: float) -> Statistic:
+    """The share of the class ``label`` that is predicted as ``decision``; the gradient is of the mean score of that."""
 
     def sums(params: Any, example: Any) -> dict[str, jax.Array]:
         member = jnp.float32(example[target] == label)
         positive = score(params, example)
-        wrong = positive if label == 0 else 1 - positive
-        decided = jnp.float32((positive > threshold) == (label == 0))
-        return {"count": member, "soft": member * wrong, "hard": member * decided}
+        so = positive if decision == 1 else 1 - positive
+        decided = jnp.float32((positive > threshold) == (decision == 1))
+        return {"count": member, "soft": member * so, "hard": member * decided}
 
     return Statistic(
         sums,
         lambda total: _ratio(total["soft"], total["count"]),
-        name=name or f"error_rate_{label}",
+        name=name,
         switch_on=lambda total: _ratio(total["hard"], total["count"]),
         members=lambda total: total["count"],
     )

@@ -2,11 +2,13 @@
 
     demographic_parity(sex) <= 0.05              compares the groups of a column
     error_rate(income == '>50K') <= 0.2          is about the examples of one class
+    recall(income == '>50K') >= 0.9              and may have a least value
 
 Of groups: ``demographic_parity``, ``equal_opportunity``, ``equalized_odds`` (gaps between the rates of decisions),
-``group_loss_gap``, ``worst_group_loss``. Of a class: ``error_rate``, ``class_loss``. A name or a value with more in it
-than letters, digits, ``_``, ``.`` and ``-`` goes in quotes, single or double. Where only one column can be meant,
-``demographic_parity <= 0.05`` is enough, and where the target has no name, ``error_rate('>50K') <= 0.2``.
+``group_loss_gap``, ``worst_group_loss``. Of a class, with ``>=``, too: ``error_rate``, ``recall``, ``class_loss``.
+A name or a value with more in it than letters, digits, ``_``, ``.`` and ``-`` goes in quotes, single or double. Where
+only one column can be meant, ``demographic_parity <= 0.05`` is enough, and where the target has no name,
+``error_rate('>50K') <= 0.2``.
 """
 
 from __future__ import annotations
@@ -25,19 +27,21 @@ from fedsgm.tables.models import MLP
 _RATES = {f.__name__: f for f in (fairness.demographic_parity, fairness.equal_opportunity, fairness.equalized_odds)}
 _LOSSES = {f.__name__: f for f in (fairness.group_loss_gap, fairness.worst_group_loss)}
 OF_GROUPS = (*_RATES, *_LOSSES)
-OF_CLASS = ("error_rate", "class_loss")
+_SHARES = {f.__name__: f for f in (fairness.error_rate, fairness.recall)}
+OF_CLASS = (*_SHARES, "class_loss")
 _TOKEN = re.compile(r"""\s*(?:(<=|>=|==|[()<>=,])|'([^']*)'|"([^"]*)"|([\w.+-]+))""")
 _MOST_GROUPS = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """A constraint as it was said: its kind, the column or the class it is about, and its bound."""
+    """A constraint as it was said: its kind, the column or the class it is about, its bound and on which side."""
 
     kind: str
     column: str | None
     value: str | None
     bound: float
+    sense: str = "<="
 
     @property
     def name(self) -> str:
@@ -49,7 +53,7 @@ def parse(text: str) -> Wanted:
     """Read one constraint; an error says which word is wrong.
 
     >>> parse("demographic_parity(sex) <= 0.05")
-    Wanted(kind='demographic_parity', column='sex', value=None, bound=0.05)
+    Wanted(kind='demographic_parity', column='sex', value=None, bound=0.05, sense='<=')
     """
     reader = _Reader(text)
     kind = reader.word("a constraint begins with its kind, such as demographic_parity")
@@ -67,18 +71,27 @@ def parse(text: str) -> Wanted:
         raise reader.wrong(f"{kind} compares all groups of a column; write {kind}({words[0]})")
     if kind in OF_CLASS and not words:
         raise reader.wrong(f"{kind} is about one class; write {kind}(TARGET == VALUE)")
-    reader.symbol("<=", "<= comes before the bound")
-    number = reader.word("a number comes after <=")
+    sense = ">=" if kind in OF_CLASS and reader.tokens[:1] == [(">=", True)] else "<="
+    reader.symbol(sense, f"{'<= or >=' if kind in OF_CLASS else '<='} comes before the bound")
+    bound = _bound(reader, sense, share=kind in _SHARES)
+    if reader.next:
+        raise reader.wrong(f"nothing comes after the bound, but {reader.next!r} is there")
+    column, value = (words[0] if words else None, None) if kind in OF_GROUPS else (None, *words)[-2:]
+    return Wanted(kind, column, value, bound, sense)
+
+
+def _bound(reader: _Reader, sense: str, *, share: bool) -> float:
+    """A number, 0 or more, that can be kept."""
+    number = reader.word(f"a number comes after {sense}")
     try:
         bound = float(number)
     except ValueError:
         bound = math.nan
     if not 0 <= bound < math.inf:
         raise reader.wrong(f"the bound is {number!r}, but it must be a number, 0 or more")
-    if reader.next:
-        raise reader.wrong(f"nothing comes after the bound, but {reader.next!r} is there")
-    column, value = (words[0] if words else None, None) if kind in OF_GROUPS else (None, *words)[-2:]
-    return Wanted(kind, column, value, bound)
+    if share and sense == ">=" and bound > 1:
+        raise reader.wrong(f"the bound is {number!r}, but a share is never above 1")
+    return bound
 
 
 def build(
@@ -92,9 +105,11 @@ def build(
             known = " and ".join(map(repr, classes))
             raise SettingError(f"constraint {wanted.name}: {wanted.value!r} is no class; the classes are {known}")
         label = classes.index(wanted.value)
-        if wanted.kind == "error_rate":
-            return fairness.error_rate(model.decision, label=label, name=wanted.name) <= wanted.bound
-        return fairness.class_loss(model.loss, label=label, name=wanted.name) <= wanted.bound
+        if wanted.kind in _SHARES:
+            quantity = _SHARES[wanted.kind](model.decision, label=label, name=wanted.name)
+        else:
+            quantity = fairness.class_loss(model.loss, label=label, name=wanted.name)
+        return Constraint(quantity, wanted.bound, sense=wanted.sense)
     column = wanted.column
     if column is None:
         if len(groups) != 1:
