@@ -7,6 +7,7 @@ import pytest
 
 import fedsgm as fs
 from fedsgm.core.quantities import standard_error
+from fedsgm.tasks import cmdp
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(7)
@@ -302,3 +303,14 @@ def test_only_who_was_heard_can_be_worst():
     measured = problem.combine(((np.float32(MEANS), ones),), 0.0, KEY, heard)
     assert measured.violations[0] == np.float32(np.sort(MEANS)[-2])
     assert measured.guide[1][0][1] == 5, "one of five messages is the one's"
+
+
+def test_a_cmdp_estimates_by_who_was_heard():
+    task = cmdp.load().task
+    statistics = {"reward": COSTS, "cost": COSTS + 30, "excess": COSTS + 1}
+    measured = task.combine(statistics, 0.5, KEY, HEARD)
+    few = COSTS[HEARD > 0]
+    assert measured.violations[0] == pytest.approx(few.mean() + 0.5, rel=1e-5)
+    assert measured.errors[0] == pytest.approx(few.std(ddof=1) / np.sqrt(5), rel=1e-5)
+    assert task.combine(statistics, 0.5, KEY).errors[0] == pytest.approx(COSTS.std(ddof=1) / 3, rel=1e-5)
+    np.testing.assert_array_equal(measured.scales, [1])
