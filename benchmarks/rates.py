@@ -66,7 +66,7 @@ def main() -> None:
             (SIZE / k, {"rounds": LONG, "uplink": fs.TopK(count=k), "downlink": fs.TopK(count=k)})
             for k in (12, 9, 6, 4)
         ],
-        "n/m": [(CLIENTS / m, {"participants": m}) for m in (16, 8, 4, 2)],
+        "n/m": [(CLIENTS / m, {"participants": m, "query": "participants"}) for m in (16, 8, 4, 2)],
     }
     draw(
         {

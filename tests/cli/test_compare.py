@@ -148,7 +148,7 @@ def test_compare_runs_of_different_constraints(alone, tmp_path, drawn):
     other = saved(
         mine,
         tmp_path / "other",
-        bounds={"gap": 0.7},
+        ranges={"gap": (-np.inf, 0.7)},
         history=renamed(mine.history, "minority", "gap"),
         values={part: renamed(values, "minority", "gap") for part, values in mine.result.values.items()},
     )
@@ -167,7 +167,7 @@ def test_compare_runs_of_different_constraints(alone, tmp_path, drawn):
 def test_compare_shows_every_bound_and_a_run_far_beyond_it(alone, tmp_path, drawn):
     mine = next(iter(alone.values()))
     history = mine.history | {"minority": mine.history["minority"] * 0 + 4.0}
-    far = saved(mine, tmp_path / "far", bounds={"minority": 0.1}, history=history)
+    far = saved(mine, tmp_path / "far", ranges={"minority": (-np.inf, 0.1)}, history=history)
     compare(mine.folder, far, plot=tmp_path / "p.png")
     axis = drawn[0].axes[1]
     assert sorted(float(line.get_ydata()[0]) for line in axis.lines[2:]) == pytest.approx([0.1, 0.15])

@@ -28,7 +28,9 @@ def test_config_gives_the_defaults_and_flags_win(tmp_path):
     assert done.settings["rounds"] == 3
     assert done.settings["seeds"] == [7]
     assert done.settings["clients"] == 4, "the flag wins over the file"
-    assert done.algorithm["rule"] == {"is": "Soft", "beta": 40.0, "ceiling": 1.0}, "the flag wins over the file"
+    assert done.algorithm["rule"] == {"is": "Soft", "beta": 40.0, "ceiling": 1.0, "margin": 0.0}, (
+        "the flag wins over the file"
+    )
     assert done.algorithm["step_size"] == 0.2, "a key with a hyphen"
     assert done.toml["dual-step"] == 0.7, "a key with an underscore"
 

@@ -289,7 +289,15 @@ def canned(swept, alone, monkeypatch):
     return seen
 
 
-VALUES = {"rule": "penalty", "ceiling": "0.5", "uplink": "topk:0.5", "downlink": "none", "centralized": "true"}
+VALUES = {
+    "rule": "penalty",
+    "ceiling": "0.5",
+    "uplink": "topk:0.5",
+    "downlink": "none",
+    "centralized": "true",
+    "query": "all",
+    "unheard": "left-out",
+}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import scipy.optimize
 
 import fedsgm as fs
 from fedsgm.federation import Program
-from fedsgm.federation.inprocess import InProcess
+from fedsgm.federation.inprocess import Fault, InProcess
 
 CLIENTS, DIMENSION, BOUND = 8, 4, 0.3
 RNG = np.random.default_rng(5)
@@ -65,6 +65,19 @@ def test_the_worst_client_keeps_the_bound_where_the_mean_leaves_it_above():
     np.testing.assert_allclose(w, best.x, atol=0.03)
     np.testing.assert_allclose(result.history["worst"][0, -1], (SLOPE @ result.last).max(), rtol=1e-5)
     assert result.history["worst_client"][0, -1] == np.argmax(SLOPE @ result.last)
+
+
+@pytest.mark.parametrize("quantile", [1.0, 0.7])
+@pytest.mark.parametrize("lowest", [False, True])
+def test_the_history_has_who_is_worst_and_the_spread(quantile, lowest):
+    each = fs.each_client(PUSH, quantile)
+    result = run(each >= 0.1 if lowest else each <= BOUND, rounds=1)
+    end = SLOPE @ result.last
+    order = np.sort(end)[:: -1 if lowest else 1]
+    expected = {"": order[int(np.ceil(quantile * CLIENTS)) - 1], "_client": np.flatnonzero(end == order[-1])[0]}
+    expected |= {"_worst": order[-1], "_median": np.median(end), "_best": order[0]}
+    for suffix, value in expected.items():
+        np.testing.assert_allclose(result.history[f"push{suffix}"][0, -1], value, rtol=1e-5, err_msg=suffix)
 
 
 @pytest.mark.parametrize("settings", [{"local_steps": 3, "step_size": 0.002}, {"rule": fs.Soft(200.0)}], ids=str)
@@ -129,9 +142,24 @@ def test_both_engines_take_the_same_steps(constraint, rule, tmp_path):
     transport = InProcess.of(Program.of(algorithm, problem, START), DATA, tmp_path / "clients")
     federated = fs.federate(algorithm, problem, transport, START, **settings)
     np.testing.assert_allclose(federated.last, simulated.last, rtol=1e-5, atol=1e-6)
-    for name in ("violation", "weight", "estimate", constraint.name, *problem._of_each):
+    for name in ("violation", "weight", "estimate", *(n for n in simulated.history if n.startswith(constraint.name))):
         np.testing.assert_allclose(federated.history[name], simulated.history[name], rtol=1e-4, atol=1e-5)
     assert (simulated.history["weight"] > 0).any(), "some steps go to the constraint"
+
+
+def test_the_worst_client_has_its_own_number_where_another_is_away(tmp_path):
+    algorithm, problem = fs.FedSGM(0.05), fs.Problem(pull, [WORST <= BOUND])
+    worst = int(run(WORST <= BOUND, rounds=1).history["worst_client"][0, 0])
+    assert worst > 0
+
+    def away(_exchange, client):
+        return Fault.LOSE_REQUEST if client == "client-0" else None
+
+    transport = InProcess.of(Program.of(algorithm, problem, START), DATA, tmp_path, away)
+    settings = {"rounds": 2, "progress": False, "min_participants": 2}
+    history = fs.federate(algorithm, problem, transport, START, **settings).history
+    assert history["evaluated"].tolist() == [[CLIENTS - 1] * 2]
+    assert history["worst_client"][0, 0] == worst
 
 
 def test_debugging_runs_it_too():

@@ -65,7 +65,7 @@ def made_up(run, rng, *, objective=None, constraint=None):
         **{kind: {} for kind in KINDS},
         answer_round=np.full(run.seeds, run.rounds),
         values={"train": ends, "test": ends},
-        bounds={name: bound},
+        ranges={name: (-np.inf, bound)},
         settings={
             "algorithm": describe(run.algorithm),
             "rounds": run.rounds,

@@ -72,7 +72,7 @@ def made(
         history=full,
         answer_round=np.broadcast_to(answer_round, seeds),
         values=values,
-        bounds=bounds,
+        ranges={name: bound if isinstance(bound, tuple) else (-np.inf, bound) for name, bound in bounds.items()},
         settings=settings,
     )
 
@@ -546,6 +546,28 @@ class TestVerdict:
             "the last parameters are over `h` by 0.5 and over 1 more bound."
         )
 
+    def test_lower_bounds_and_bands(self):
+        """Each is told by the side on which it is missed."""
+        bounds = {"recall": (0.75, np.inf), "rate": (0.25, 0.5)}
+        train = {"objective": column(1, 1, 1), "recall": column(0.5, 0.75, 0.875), "rate": column(0.125, 0.625, 0.375)}
+        result = made(train, bounds=bounds, history={"recall": np.full((1, 4), 0.75), "rate": np.full((1, 4), 0.5)})
+        assert result.bounds == {"recall": 0.75, "rate": 0.5}
+        assert headline(result) == (
+            "FEASIBLE: the answer (round 3) is within every bound on the training data; "
+            "the last parameters are under `recall` by 0.25 and past 1 more bound."
+        )
+        assert re.fullmatch(r"recall +>= 0\.75 +0\.875 +within", line(result, "recall"))
+        assert re.fullmatch(r"rate +0\.25 \.\. 0\.5 +0\.375 +within", line(result, "rate"))
+        assert line(result, "average").endswith("past a bound")
+        assert result.excess("train", "average").tolist() == [0.125]
+        assert result.feasible_rounds.tolist() == [1.0]
+        train = {name: rows[[2, 1, 2, 0]] for name, rows in train.items()}
+        train["recall"][3] = 0.75
+        outside = made(train, bounds=bounds, history={"rate": np.full((1, 4), 0.75)})
+        assert "NOT FEASIBLE: the answer (round 3) is under `rate` by 0.12 on the training data" in headline(outside)
+        assert re.fullmatch(r"rate +0\.25 \.\. 0\.5 +0\.125 +under by 0\.12", line(outside, "rate"))
+        assert re.fullmatch(r"recall +>= 0\.75 +0\.75 +within", line(outside, "recall"))
+
     @pytest.mark.parametrize(("then", "told"), [(6, ""), (5, " of 5 of 6 clients (the others did not reply)")])
     def test_clients_that_did_not_reply(self, then, told):
         """The most clients that it was measured on: in its round, or at the end."""
@@ -757,6 +779,14 @@ def test_values_that_are_no_numbers_round_trip(tmp_path):
     assert_same(result, loaded(result, tmp_path))
 
 
+def test_bounds_of_every_sense_round_trip(tmp_path):
+    bounds = {"g": 0.5, "recall": (0.75, np.inf), "rate": (0.25, 0.5)}
+    result = made({name: column(0.5, 0.5, 0.5) for name in ("objective", *bounds)}, bounds=bounds)
+    result.save(tmp_path)
+    assert fs.Result.load(tmp_path).ranges == result.ranges
+    assert fs.Result.load(tmp_path).verdict() == result.verdict()
+
+
 def test_history_of_every_type_round_trips(tmp_path):
     extra = {
         "double": np.array([[0.1, NAN, 1e300, -0.0]]),
@@ -824,7 +854,7 @@ class TestLoadRefuses:
         (folder / "result.json").write_bytes(data)
         self.refused(folder, "result.json")
 
-    @pytest.mark.parametrize("key", ["version", "answer_round", "values", "bounds", "settings", "params", "files"])
+    @pytest.mark.parametrize("key", ["version", "answer_round", "values", "ranges", "settings", "params", "files"])
     def test_a_part_left_out(self, key, folder):
         path = folder / "result.json"
         document = json.loads(path.read_text())
@@ -832,7 +862,7 @@ class TestLoadRefuses:
         path.write_text(json.dumps(document))
         self.refused(folder, "result.json")
 
-    @pytest.mark.parametrize("key", ["values", "bounds", "settings", "params", "files"])
+    @pytest.mark.parametrize("key", ["values", "ranges", "settings", "params", "files"])
     def test_a_part_of_another_kind(self, key, folder):
         path = folder / "result.json"
         document = json.loads(path.read_text())
@@ -909,6 +939,14 @@ def test_several_constraints_have_a_panel_each(tmp_path):
     result = made({name: np.ones((3, 2)) for name in names}, bounds=dict.fromkeys(names[1:], 1.0))
     text = drawn(result, tmp_path / "p.svg").decode()
     assert all(f"{name} over all clients" in text for name in names)
+
+
+def test_a_band_has_two_lines(tmp_path, drawn):
+    bounds = {"recall": (0.75, np.inf), "rate": (0.25, 0.5)}
+    made({name: column(0.5, 0.5, 0.5) for name in ("objective", *bounds)}, bounds=bounds).plot(tmp_path / "p.png")
+    red = [[line for line in axis.lines if line.get_color() == "red"] for axis in drawn[0].axes]
+    assert [[float(line.get_ydata()[0]) for line in lines] for lines in red] == [[], [0.75], [0.25, 0.5]]
+    assert [text.get_text() for text in drawn[0].axes[2].get_legend().get_texts()][-1] == "bound 0.25 and 0.5"
 
 
 @pytest.mark.parametrize("seeds", [1, 2])

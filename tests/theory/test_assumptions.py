@@ -11,9 +11,7 @@ from optax.projections import projection_box, projection_l2_ball
 
 import fedsgm as fs
 from fedsgm import theory
-from fedsgm.theory import planning
 
-ASKS = "query" in {field.name for field in dataclasses.fields(fs.FedSGM)}
 CONSTANTS = {"rounds": 1600, "distance": 3.0, "lipschitz": 2.0, "local_steps": 4, "clients": 20}
 SAMPLED = CONSTANTS | {"participants": 5, "sigma": 0.5, "delta": 0.1}
 TWO = fs.Clients.from_list([{"s": np.array([s], np.float32)} for s in (-1.0, 1.0)])
@@ -216,26 +214,18 @@ def test_a_promise_says_what_of_independence_it_rests_on():
     assert "independent" not in theory.guarantee(**CONSTANTS).source
 
 
-@pytest.mark.parametrize("asks", [False, True])
-def test_a_plan_has_all_clients_answer_if_a_run_can_be_told_so(monkeypatch, asks):
-    monkeypatch.setattr(planning, "_queried", lambda: ("query",) * asks)
-
+def test_a_plan_has_all_clients_answer_where_they_are_sampled():
     def plan(**settings):
         return theory.plan(PROBLEM, TWO, START, rounds=50, **KNOWN, **settings)
 
-    drawn, everyone = plan(participants=1), plan()
-    assert everyone["promise"].query == "participants"
-    assert drawn["promise"].query == ("all" if asks else "participants")
-    assert drawn["promise"].estimated == (() if asks else ("sigma",)), "what has no effect is not measured"
-    assert drawn.get("query") == ("all" if asks else None)
-    if asks:
-        assert everyone["query"] == "participants"
-        listed = plan(participants=1, query="participants")
-        assert (listed["query"], listed["promise"].query) == ("participants",) * 2
-        assert listed["promise"].violation > drawn["promise"].violation
-    else:
-        with pytest.raises(fs.SettingError, match="query='all', but there is no such setting"):
-            plan(participants=1, query="all")
+    drawn, everyone, listed = plan(participants=1), plan(), plan(participants=1, query="participants")
+    assert [(each["query"], each["promise"].query) for each in (drawn, everyone, listed)] == [
+        ("all", "all"),
+        ("participants", "participants"),
+        ("participants", "participants"),
+    ]
+    assert drawn["promise"].estimated == (), "what has no effect is not measured"
+    assert listed["promise"].violation > drawn["promise"].violation
 
 
 # Two clients, one drawn. Where the estimate allows a step on the objective it is always the same client's, so the run
@@ -257,8 +247,7 @@ def one_of_two(promised_for, asked, *, apart=0.005):
     told = {"rounds": 200_000, "clients": 2, "participants": 1, "sigma": 0.005}
     told |= {"distance": 2 * float(np.linalg.norm(CORNER)), "lipschitz": math.hypot(1.2, 1.5)}
     promised = theory.guarantee("hard", **told, query=promised_for)
-    more = {"query": asked} if ASKS else {}
-    algorithm = fs.FedSGM(promised.step_size, tolerance=promised.tolerance, participants=1, project=BOX, **more)
+    algorithm = fs.FedSGM(promised.step_size, tolerance=promised.tolerance, participants=1, project=BOX, query=asked)
     setting = {"rounds": told["rounds"], "seeds": 3, "evaluate_every": 0, "progress": False}
     result = fs.simulate(algorithm, problem, TWO, START, **setting)
     return result.value("train", "objective", "average"), result.excess("train", "average"), promised
@@ -278,7 +267,6 @@ def test_an_exact_estimate_keeps_the_promise():
     assert (violation <= promised.violation).all()
 
 
-@pytest.mark.skipif(not ASKS, reason="FedSGM has no query yet")
 def test_asking_all_clients_keeps_the_promise():
     gap, violation, promised = one_of_two("all", "all")
     assert (gap <= promised.epsilon).all()

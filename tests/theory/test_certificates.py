@@ -228,9 +228,13 @@ def test_stationarity_asks_for_what_makes_it_one_point(wrong, says):
 
 def test_stationarity_says_when_there_is_no_point():
     never = fs.Problem(PROBLEM.objective, [fs.Mean(lambda w, example: example["b"] @ w, name="g") <= -100.0])
+    g, w = fs.Mean(lambda w, example: example["b"] @ w, name="g"), np.zeros(D, np.float32)
+    for constraint in (g >= 1.0, fs.between(0.0, g, 1.0)):
+        with pytest.raises(fs.SettingError, match="upper bounds, but 'g' has a lower one; bound the negative"):
+            theory.stationarity(fs.Problem(PROBLEM.objective, [constraint]), CLIENTS, w, proximal=1.0)
     with pytest.raises(fs.SettingError, match="no point within every bound was found"):
         theory.stationarity(never, CLIENTS, np.zeros(D, np.float32), proximal=1.0, project=BALL)
     ratio = fs.Statistic(lambda w, ex: {"s": ex["a"] @ w, "n": 1.0}, lambda t: t["s"] / t["n"], name="rate")
     problem = fs.Problem(PROBLEM.objective, [ratio <= 1.0])
-    with pytest.raises(fs.SettingError, match="a Statistic is not in general"):
+    with pytest.raises(fs.SettingError, match=r"stationarity: .* a Statistic is not convex in general"):
         theory.stationarity(problem, CLIENTS, np.zeros(D, np.float32), proximal=1.0)

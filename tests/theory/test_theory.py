@@ -718,9 +718,21 @@ def test_a_statistic_has_no_certificate(clients, params):
     problem = fs.Problem(objective=lambda p, ex: p["b"] * ex["y"], constraints=[ratio <= 1.0])
     with pytest.raises(fs.SettingError, match="Statistic is not convex"):
         fs.certificates.certify(problem, clients, params, strong_convexity=1.0)
-    with pytest.raises(fs.SettingError, match="means over clients"):
+    with pytest.raises(fs.SettingError, match="means over all clients"):
         fs.FedSGM.from_theory(problem, clients, params, rounds=10, distance=1.0)
-    with pytest.raises(fs.SettingError, match="means over clients"):
+    mean = fs.Mean(lambda p, ex: p["b"] * ex["y"], name="g")
+    some = fs.Mean(lambda p, ex: p["b"] * ex["y"], name="g", missing="absent")
+    for constraint in (some <= 1.0, fs.each_client(mean) <= 1.0):
+        told = fs.Problem(problem.objective, [constraint])
+        with pytest.raises(fs.SettingError, match="means over all clients"):
+            fs.FedSGM.from_theory(told, clients, params, rounds=10, distance=1.0)
+        with pytest.raises(fs.SettingError, match="means over all clients"):
+            fs.certificates.certify(told, clients, params, strong_convexity=1.0)
+        with pytest.raises(fs.SettingError, match="means over all clients"):
+            fs.estimates.lipschitz(told, clients, params)
+    with pytest.raises(fs.SettingError, match="upper bounds, but 'g' has a lower one"):
+        fs.FedSGM.from_theory(fs.Problem(problem.objective, [mean >= 1.0]), clients, params, rounds=10, distance=1.0)
+    with pytest.raises(fs.SettingError, match="means over all clients"):
         estimates.lipschitz(problem, clients, params)
 
 

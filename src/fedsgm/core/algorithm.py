@@ -138,7 +138,10 @@ class FedSGM:
         Args:
             rounds: T, as the run will have.
             rule: ``"hard"`` or ``"soft"``.
+            beta: of the soft rule; any is promised something, and the theorem's own if it is not given.
             local_steps, participants, uplink, downlink, project, batch_size, constraint_batch_size: as above.
+            query: with sampled clients ``"all"`` if it is not given: then the estimate does not depend on who is drawn
+                for the gradients, as the theorems assume.
             distance, lipschitz, sigma: D, G and sigma; measured (:mod:`fedsgm.theory.estimates`) if not given.
             delta: how often the promise may fail, with sampled clients or mini-batches.
             gradient_noise, query_noise: sigma_xi and sigma_b, for mini-batches.

@@ -64,11 +64,13 @@ class EachClient(Bounded):
         known = (count > 0) & ~jnp.any(jnp.isnan(order))
         return jnp.where(known, self._turned(order[rank]), jnp.nan)
 
-    def worst(self, pooled: Any) -> jax.Array:
-        """The place of the client whose value is the measured one, as a float."""
+    def spread(self, pooled: Any) -> dict[str, jax.Array]:
+        """The worst client's place, as a float, and the worst, the median and the best client's value, by suffix."""
         values, here = pooled
-        found = here & (values == self.measured(pooled))
-        return jnp.where(jnp.any(found), jnp.float32(jnp.argmax(found)), jnp.nan)
+        known = jnp.where(here, self._turned(values), jnp.nan)
+        place = jnp.where(jnp.any(here), jnp.float32(jnp.argmax(jnp.where(here, known, -jnp.inf))), jnp.nan)
+        found = {"worst": jnp.nanmax(known), "median": jnp.nanmedian(known), "best": jnp.nanmin(known)}
+        return {"client": place} | {suffix: self._turned(value) for suffix, value in found.items()}
 
     def error(self, statistics: Any, pooled: Any, heard: Heard = None) -> jax.Array:
         """Woodruff's: how far the order's values are away a standard deviation of the rank further, one at least.
@@ -124,8 +126,10 @@ def each_client(
 ) -> EachClient:
     """A quantity of each client by itself, to be compared with a bound that every client keeps.
 
-    The history has the worst client's value (the lowest under ``>=``) by the quantity's name, and that client's number
-    as ``NAME_client``. A client where the value is undefined, as it has no such example, is passed over.
+    The history has the value that is compared by the quantity's name, the worst client's number, counted from 0, as
+    ``NAME_client``, and the worst, the median and the best client's value as ``NAME_worst``, ``NAME_median`` and
+    ``NAME_best``; under ``>=`` the lowest is the worst. A client where the value is undefined, as it has no such
+    example, is passed over.
 
     >>> import fedsgm as fs
     >>> loss = fs.Mean(lambda w, example: (w - example) ** 2, name="loss")

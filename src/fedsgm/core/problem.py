@@ -49,6 +49,7 @@ class Examples:
 
 
 FOLLOW = ("largest", "random", "sum")
+SPREAD = ("client", "worst", "median", "best")
 
 
 @struct
@@ -88,7 +89,8 @@ class Problem:
         for constraint in self.constraints:
             if not isinstance(constraint, Constraint) or not isinstance(constraint.quantity, Quantity):
                 raise SettingError("Problem: a constraint is quantity <= bound, for instance Mean(loss) <= 0.05")
-        columns = (*self.names, *self._of_each)
+        spread = [f"{name}_{suffix}" for name in self._of_each for suffix in SPREAD]
+        columns = (*self.names, *spread)
         for i, name in enumerate(columns):
             if name in COLUMNS or name in columns[:i]:
                 why = "is taken" if name in COLUMNS else "is used twice"
@@ -116,6 +118,11 @@ class Problem:
     def inspects(self) -> tuple[str, ...]:
         """Nothing more to see of a step."""
         return ()
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The columns that are the worst client's."""
+        return tuple(f"{name}_client" for name in self._of_each)
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -223,13 +230,13 @@ class Problem:
         named = dict(zip(("objective", *self.names), values, strict=True))
         for quantity, all_of_it in zip(self.quantities, pooled, strict=True):
             if isinstance(quantity, EachClient):
-                named[f"{quantity.label}_client"] = quantity.worst(all_of_it)
+                named |= {f"{quantity.label}_{suffix}": v for suffix, v in quantity.spread(all_of_it).items()}
         return named, worst
 
     @property
     def _of_each(self) -> tuple[str, ...]:
-        """The columns for who is worst, of constraints on each client."""
-        return tuple(f"{c.name}_client" for c in self.constraints if isinstance(c.quantity, EachClient))
+        """The names of constraints on each client."""
+        return tuple(c.name for c in self.constraints if isinstance(c.quantity, EachClient))
 
     def _active(self, violations: jax.Array, key: jax.Array) -> jax.Array:
         """The weights of the constraints' gradients in a constraint step."""

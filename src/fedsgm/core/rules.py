@@ -172,8 +172,8 @@ class Hard(_Stateless):
 class Soft(_Stateless):
     """The trimmed hinge: weights ``(1 - s, s)`` with ``s = clip(1 + beta * violation, 0, ceiling)``.
 
-    It begins to mix the constraint in at ``1/beta`` below the bound. Theory asks for
-    ``beta >= 2 / tolerance``; as beta grows the rule becomes :class:`Hard`.
+    It begins to mix the constraint in at ``1/beta`` below the bound; as beta grows the rule becomes :class:`Hard`.
+    Theory covers any beta, at the cost of ``1/beta`` more in the constraint (:func:`fedsgm.theory.guarantee`).
 
     A ``ceiling`` below 1 keeps a share of the objective in every step, however large the violation. It is outside the
     theory: for problems whose constraint alone leads astray, as where the way to no cost is to end the episode.

@@ -20,8 +20,18 @@ class Task(Protocol):
     def bounds(self) -> dict[str, float]: ...
 
     @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """The values that each constraint allows, from the least to the largest; infinite where there is no bound."""
+        ...
+
+    @property
     def inspects(self) -> tuple[str, ...]:
         """The columns that ``inspect`` adds to the history; where there are none it is not called."""
+        ...
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Of what ``summarise`` names, what is a client's place among those that it was given."""
         ...
 
     def prepare(self, clients: Any, params: Any, *, owner: str = "client") -> Any: ...

@@ -216,7 +216,7 @@ def finished(
         history=columns(history, problem),
         answer_round=ends.rounds[KINDS.index("answer")].astype(np.int64),
         values=measured | {"train": _as_recorded(measured["train"], history, ends.rounds)},
-        bounds={name: float(bound) for name, bound in problem.bounds.items()},
+        ranges={name: (float(low), float(high)) for name, (low, high) in problem.ranges.items()},
         settings=settings,
     )
 

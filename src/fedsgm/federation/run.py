@@ -270,9 +270,11 @@ class Run:
         self._record(row, beside.mean())
         evaluations = self._forms.alike(beside.evaluations)
         if evaluations:
-            count = len(evaluations)
-            values, worst = self.program.summarise([evaluations[client][0] for client in sorted(evaluations)])
-            self._record(row, {"evaluated": np.int32(count)} | values)
+            count, who = len(evaluations), np.array(sorted(evaluations))
+            values, worst = self.program.summarise([evaluations[client][0] for client in who])
+            places = {name: values[name] for name in self.program.task.task.places}
+            named = {name: np.float32(who[int(at)]) for name, at in places.items() if np.isfinite(at)}
+            self._record(row, {"evaluated": np.int32(count)} | values | named)
             found = self.found.compared(self.model.replica, values["objective"], worst, count, np.int32(row + 1))
             self.found = _numpy(found)
 

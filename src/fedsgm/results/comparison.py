@@ -12,8 +12,8 @@ import numpy as np
 
 from fedsgm.base.files import write_atomically
 from fedsgm.results.method import Method
-from fedsgm.results.plots import check_format
-from fedsgm.results.result import Result
+from fedsgm.results.plots import bounds, check_format
+from fedsgm.results.result import Result, excess
 from fedsgm.results.verdict import aligned, number
 
 NOTE = "The numbers are those of the answers (result.answer), but for the last column."
@@ -28,8 +28,9 @@ class Row:
     seeds: Sequence[int]
     objective: Sequence[float]
     constraints: dict[str, Sequence[float]]
-    excess: Sequence[float]  # the largest value - bound
+    excess: Sequence[float]  # how far past a bound at most
     feasible_rounds: Sequence[float]  # the share of the last 100 rounds within every bound
+    ranges: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # of what is no upper bound
 
     @classmethod
     def of(cls, label: str, result: Result, kind: str = "answer") -> Row:
@@ -43,6 +44,7 @@ class Row:
             values,
             result.excess("train", kind).tolist(),
             result.feasible_rounds.tolist(),
+            result.ranges,
         )
 
     @property
@@ -55,13 +57,18 @@ class Row:
         """The worst seed's excess; not a number if one diverged."""
         return float(np.max(self.excess))
 
+    def worst_of(self, name: str) -> float:
+        """The constraint's value for the seed that is worst in it."""
+        values = np.asarray(self.constraints[name])
+        return float(values[np.argmax(excess(values, self.ranges.get(name, (-np.inf, 0))))])
+
     @property
     def mean(self) -> float:
         return float(np.mean(self.objective))
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
-    """The feasible ones by objective, then the others by how far they are over a bound."""
+    """The feasible ones by objective, then the others by how far they are past a bound."""
 
     def key(row: Row) -> tuple[bool, float]:
         value = row.mean if row.feasible else row.worst
@@ -86,7 +93,7 @@ def table(rows: Sequence[Row]) -> str:
             [
                 row.label,
                 number(row.mean),
-                *(number(np.max(row.constraints[name])) if name in row.constraints else "" for name in names),
+                *(number(row.worst_of(name)) if name in row.constraints else "" for name in names),
                 "within" if row.worst <= 0 else number(row.worst),
                 f"{within} of {len(row.excess)}",
                 f"{np.mean(row.feasible_rounds):.0%}",
@@ -110,8 +117,10 @@ def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    bounds = {name: sorted({run.bounds[name] for run in runs if name in run.bounds}) for name in _names(rows)}
-    panels = ["objective", *bounds] if runs else []
+    at = {
+        name: sorted({b for run in runs for b in run.ranges.get(name, ()) if np.isfinite(b)}) for name in _names(rows)
+    }
+    panels = ["objective", *at] if runs else []
     figure = Figure(figsize=(4.4 * (len(panels) + 1) + (0 if runs else 2), 4.2), layout="constrained")
     *axes, scatter = figure.subplots(1, len(panels) + 1, squeeze=False)[0]
     palette = [colormaps["tab10"](i) for i in range(10)]
@@ -123,8 +132,8 @@ def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
             axis.plot(steps, values, color=colours[kind], linewidth=1.4, marker="o" if len(steps) == 1 else None)
         axis.set(xlabel="gradient steps (rounds x E)", ylabel=name, title=f"{name}, mean over seeds")
         axis.grid(alpha=0.25)
-        if name in bounds:
-            _limit(axis, bounds[name], [values for *_, values in shown])
+        if name in at:
+            bounds(axis, at[name], [values for *_, values in shown])
         else:
             _log(axis, np.concatenate([values for *_, values in shown]))
     _log(scatter, np.concatenate([row.objective for row in rows]))
@@ -147,7 +156,7 @@ def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
         ring = {"facecolors": "none", "edgecolors": "black", "linewidths": 1.2}
         scatter.scatter(winner.excess, winner.objective, s=110, label="best feasible", **ring)
     scatter.axvline(0, color="red", linestyle=":", linewidth=1.6)
-    scatter.set(xlabel="largest value - bound (feasible: left of 0)", ylabel="objective", title="each seed")
+    scatter.set(xlabel="furthest past a bound (feasible: left of 0)", ylabel="objective", title="each seed")
     scatter.grid(alpha=0.25)
     fits = int(figure.get_figwidth() / (0.5 + 0.07 * max(map(len, ("best feasible", *kinds)))))  # inches of 8 points
     handles = scatter.get_legend_handles_labels()
@@ -163,16 +172,6 @@ def _course(run: Result, name: str) -> tuple[np.ndarray, np.ndarray]:
     measured = np.flatnonzero(run.evaluated())
     steps = (measured + 1) * Method.of(run.settings).local_steps
     return steps, run.history[name][:, measured].mean(axis=0)
-
-
-def _limit(axis: Any, bounds: Sequence[float], courses: Sequence[np.ndarray]) -> None:
-    """The bounds, and the band about them that every run ends in; the first rounds may start far above it."""
-    for bound in bounds:
-        axis.axhline(bound, color="red", linestyle=":", linewidth=1.6)
-    settled = np.concatenate([values[len(values) // 2 :] for values in courses])
-    settled = settled[np.isfinite(settled)]
-    if settled.size and bounds[0] > 0:
-        axis.set_ylim(min(0, settled.min()), max(3 * bounds[-1], 1.1 * settled.max()))
 
 
 def _log(axis: Any, values: np.ndarray) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,17 @@ def plot(result: Result, path: Path) -> None:
     figure = Figure(figsize=(4.6 * len(names), 3.6), layout="constrained")
     axes = figure.subplots(1, len(names), squeeze=False)[0]
     for axis, name in zip(axes, names, strict=True):
+        _spread(axis, result.history, name)
         _lines(axis, result.history[name], result.settings["seeds"])
         _answers(axis, result.history[name], result.answer_round)
         shown = name.replace("$", r"\$")  # a name from a user's table is no formula
-        axis.set(xlabel="round", title=f"{shown} over all clients")
+        whose = "of each client" if f"{name}_best" in result.history else "over all clients"
+        axis.set(xlabel="round", title=f"{shown} {whose}")
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axis.grid(alpha=0.25)
         if name in result.bounds:
-            bound = result.bounds[name]
-            axis.axhline(bound, color="red", linestyle=":", linewidth=1.6, label=f"bound {bound:g}")
-            _limits(axis, result.history[name], bound)
+            finite = [bound for bound in result.ranges[name] if np.isfinite(bound)]
+            bounds(axis, finite, [result.history[name]], label=f"bound {' and '.join(f'{b:g}' for b in finite)}")
         elif name == "objective" and (result.history[name] > 0).any() and not (result.history[name] <= 0).any():
             axis.set_yscale("log")
         axis.legend(loc="lower right" if name == "reward" else "upper right", frameon=False, fontsize=9)
@@ -63,6 +65,17 @@ def _lines(axis: Any, values: np.ndarray, seeds: list[int]) -> None:
     axis.plot(measured + 1, values[:, measured].mean(axis=0), color="tab:blue", linewidth=1.6, marker=mark, label=label)
 
 
+def _spread(axis: Any, history: dict[str, np.ndarray], name: str) -> None:
+    """Of a constraint on each client: from the best client to the worst, and the median, means over seeds."""
+    if f"{name}_best" not in history:
+        return
+    best, median, worst = (history[f"{name}_{which}"].mean(axis=0) for which in ("best", "median", "worst"))
+    measured = np.flatnonzero(~np.isnan(best))
+    band = (best[measured], worst[measured])
+    axis.fill_between(measured + 1, *band, color="tab:gray", alpha=0.2, linewidth=0, label="best to worst client")
+    axis.plot(measured + 1, median[measured], color="tab:gray", linewidth=1.0, label="median client")
+
+
 def _answers(axis: Any, values: np.ndarray, rounds: np.ndarray) -> None:
     """A mark where each seed's answer was found."""
     seeds = np.flatnonzero(rounds)
@@ -71,9 +84,11 @@ def _answers(axis: Any, values: np.ndarray, rounds: np.ndarray) -> None:
     axis.plot(rounds[seeds], found, color="black", linestyle="none", marker="D", markersize=4.5, label=label, zorder=3)
 
 
-def _limits(axis: Any, values: np.ndarray, bound: float) -> None:
-    """Show the band around the bound; the first rounds may start far above it."""
-    settled = values[:, values.shape[1] // 2 :]
+def bounds(axis: Any, at: Sequence[float], courses: Sequence[np.ndarray], *, label: str | None = None) -> None:
+    """The bounds in red, and the band about them that [..., rounds] courses end in; they may start far from it."""
+    for i, bound in enumerate(at):
+        axis.axhline(bound, color="red", linestyle=":", linewidth=1.6, label=None if i else label)
+    settled = np.concatenate([values[..., values.shape[-1] // 2 :].ravel() for values in courses])
     settled = settled[np.isfinite(settled)]
-    if settled.size and bound > 0:
-        axis.set_ylim(min(0, settled.min()), max(3 * bound, 1.1 * settled.max()))
+    if settled.size and at[0] > 0:
+        axis.set_ylim(min(0, settled.min()), max(3 * at[-1], 1.1 * settled.max()))

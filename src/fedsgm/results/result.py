@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class Result:
             feasible.
         values: ``values["train"]["objective"]`` and so on, arrays of shape [4, seeds] in the order of ``KINDS``;
             :meth:`value` has them by name.
-        bounds: each constraint's bound.
+        ranges: the values that each constraint allows, from the least to the largest, infinite where there is no bound.
         settings: everything the run was made with.
     """
 
@@ -48,8 +49,13 @@ class Result:
     answer: Any
     answer_round: np.ndarray
     values: dict[str, dict[str, np.ndarray]]
-    bounds: dict[str, float]
+    ranges: dict[str, tuple[float, float]]
     settings: dict[str, Any]
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """Each constraint's bound; of one between two the upper."""
+        return {name: high if math.isfinite(high) else low for name, (low, high) in self.ranges.items()}
 
     @property
     def feasible(self) -> np.ndarray:
@@ -139,7 +145,7 @@ class Result:
                 part: {name: _jsonable(rows.astype(float).tolist()) for name, rows in values.items()}
                 for part, values in self.values.items()
             },
-            "bounds": self.bounds,
+            "ranges": {name: _jsonable(list(each)) for name, each in self.ranges.items()},
             "settings": self.settings,
             "params": forms,
             "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
@@ -160,7 +166,7 @@ class Result:
             raise SettingError(f"{folder}/result.json is damaged: it is not JSON") from None
         if not isinstance(document, dict) or document.get("version") != VERSION:
             raise SettingError(f"{folder}/result.json is not of a run this fedsgm reads (format {VERSION})")
-        parts = {"answer_round": list} | dict.fromkeys(("values", "bounds", "settings", "params", "files"), dict)
+        parts = {"answer_round": list} | dict.fromkeys(("values", "ranges", "settings", "params", "files"), dict)
         if not all(isinstance(document.get(part), kind) for part, kind in parts.items()):
             raise SettingError(f"{folder}/result.json is damaged: it lacks one of {', '.join(parts)}")
         files = {}
@@ -178,7 +184,7 @@ class Result:
                 part: {name: np.array(rows, np.float32) for name, rows in values.items()}
                 for part, values in document["values"].items()
             },
-            bounds=document["bounds"],
+            ranges={name: (float(low), float(high)) for name, (low, high) in document["ranges"].items()},
             settings=document["settings"],
             **params,
         )
@@ -191,18 +197,26 @@ class Result:
         return wanted | ~np.isnan(self.history["objective"]).all(axis=0)
 
     def excess(self, part: str, kind: str) -> np.ndarray:
-        """Each seed's largest ``value - bound``; negative is within every bound."""
-        return _excess({name: self.value(part, name, kind) for name in self.values[part]}, self.bounds)
+        """How far each seed is past a bound at most; negative is within every bound."""
+        return _worst({name: self.value(part, name, kind) for name in self.values[part]}, self.ranges)
 
     def excess_history(self) -> np.ndarray:
         """The same of every [seed, round]; NaN where the true values were not measured."""
-        return _excess(self.history, self.bounds)
+        return _worst(self.history, self.ranges)
 
 
-def _excess(values: dict[str, np.ndarray], bounds: dict[str, float]) -> np.ndarray:
-    """In float32, as the run itself compares; NaN where the objective is not finite."""
+def excess(values: np.ndarray, allowed: tuple[float, float]) -> np.ndarray:
+    """How far values are over the largest that is allowed, or under the least; in float32, as a run compares."""
+    low, high = map(np.float32, allowed)
+    if np.isinf(low):
+        return values - high
+    return low - values if np.isinf(high) else np.maximum(values - high, low - values)
+
+
+def _worst(values: dict[str, np.ndarray], ranges: dict[str, tuple[float, float]]) -> np.ndarray:
+    """The largest excess; NaN where the objective is not finite."""
     like = np.where(np.isfinite(values["objective"]), -np.inf, np.nan).astype(np.float32)
-    return np.max([like, *(values[name] - np.float32(bound) for name, bound in bounds.items())], axis=0)
+    return np.max([like, *(excess(values[name], allowed) for name, allowed in ranges.items())], axis=0)
 
 
 def _jsonable(value: Any) -> Any:

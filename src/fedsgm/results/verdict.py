@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedsgm.results.method import Method
-from fedsgm.results.result import KINDS, RECENT, Result
+from fedsgm.results.result import KINDS, RECENT, Result, excess
 
 
 def verdict(result: Result) -> str:
@@ -83,12 +83,31 @@ def _last(result: Result) -> str:
 
 def _over(result: Result, kind: str) -> str:
     """Over which bounds, the worst named, and by how much."""
-    values = {name: result.value("train", name, kind) for name in result.bounds}
-    excess = {name: float(np.max(values[name] - np.float32(bound))) for name, bound in result.bounds.items()}
-    worst = max(excess, key=excess.__getitem__)
-    more = sum(value > 0 for value in excess.values()) - 1
-    others = f" and over {more} more bound{'s' if more > 1 else ''}" if more else ""
-    return f"over `{worst}` by {'up to ' if len(result.feasible) > 1 else ''}{excess[worst]:.2g}{others}"
+    by = {name: excess(result.value("train", name, kind), each) for name, each in result.ranges.items()}
+    most = {name: float(np.max(each)) for name, each in by.items()}
+    worst = max(most, key=most.__getitem__)
+    at = result.value("train", worst, kind)[np.argmax(by[worst])]
+    more = sum(value > 0 for value in most.values()) - 1
+    others = f" and {_past(result)} {more} more bound{'s' if more > 1 else ''}" if more else ""
+    up_to = "up to " if len(result.feasible) > 1 else ""
+    return f"{_side(at, result.ranges[worst])} `{worst}` by {up_to}{most[worst]:.2g}{others}"
+
+
+def _side(value: float, allowed: tuple[float, float]) -> str:
+    return "over" if value - allowed[1] >= allowed[0] - value else "under"
+
+
+def _past(result: Result) -> str:
+    """The word for a bound that is not kept, where it may be any of them."""
+    return "past" if any(np.isfinite(low) for low, _ in result.ranges.values()) else "over"
+
+
+def bound_in_words(allowed: tuple[float, float]) -> str:
+    """As a column of bounds has it: what is not said to be more is an upper one."""
+    low, high = allowed
+    if not np.isfinite(low):
+        return number(high)
+    return f"{number(low)} .. {number(high)}" if np.isfinite(high) else f">= {number(low)}"
 
 
 def _of_some(result: Result) -> str:
@@ -115,16 +134,24 @@ def _values(result: Result) -> list[str]:
     over = " (min .. max over seeds)" if len(result.feasible) > 1 else ""
     rows = [["answer", "bound", *(f"{part}{over}" for part in result.values)]]
     for name in ["objective", *result.bounds]:
-        row = [name, number(result.bounds[name]) if name in result.bounds else ""]
+        row = [name, bound_in_words(result.ranges[name]) if name in result.bounds else ""]
         for part in result.values:
             values = result.value(part, name, "answer")
             text = number(values.min()) if len(values) == 1 else f"{number(values.min())} .. {number(values.max())}"
             if name in result.bounds:
-                excess = values.max() - np.float32(result.bounds[name])
-                text += f"  over by {excess:.2g}" if excess > 0 else "  within" if excess <= 0 else "  undefined"
+                text += _judged(values, result.ranges[name])
             row.append(text)
         rows.append(row)
     return [f"  {line}" for line in aligned(rows).splitlines()]
+
+
+def _judged(values: np.ndarray, allowed: tuple[float, float]) -> str:
+    """By the worst seed."""
+    by = excess(values, allowed)
+    worst = by.max()
+    if worst > 0:
+        return f"  {_side(values[by.argmax()], allowed)} by {worst:.2g}"
+    return "  within" if worst <= 0 else "  undefined"
 
 
 def _rounds(result: Result) -> list[str]:
@@ -132,13 +159,13 @@ def _rounds(result: Result) -> list[str]:
     method = Method.of(settings)
     lines = [_other(result, kind) for kind in ("last", "average")]
     if result.bounds:
-        excess = result.excess_history()[:, -RECENT:]
+        recent = result.excess_history()[:, -RECENT:]
         measured = int(result.evaluated()[-RECENT:].sum())
-        if not np.isnan(excess).all():
-            share, worst = result.feasible_rounds.mean(), np.nanmax(excess)
+        if not np.isnan(recent).all():
+            share, worst = result.feasible_rounds.mean(), np.nanmax(recent)
             lines.append(
                 f"  rounds     {share:.0%} of the last {measured} evaluated rounds within every bound; "
-                f"the worst {'over by' if worst > 0 else 'within by'} {abs(worst):.2g}"
+                f"the worst {f'{_past(result)} by' if worst > 0 else 'within by'} {abs(worst):.2g}"
             )
     lines.append(
         f"  work       {settings['rounds']} rounds, {method.participants} of {method.clients} clients a round, "
@@ -166,7 +193,8 @@ def _other(result: Result, kind: str) -> str:
     some = f"mean of {total} seeds" if defined.all() else _seeds(int(defined.sum()), total)
     seeds = "" if total == 1 else f", {some}"
     over = int((result.excess("train", kind)[defined] > 0).sum())
-    judged = "over a bound" + ("" if total == 1 else f" for {_seeds(over, total)}") if over else "within every bound"
+    some = "" if total == 1 else f" for {_seeds(over, total)}"
+    judged = f"{_past(result)} a bound{some}" if over else "within every bound"
     return f"  {kind:10} {told} (training{seeds}){f'; {judged}' if result.bounds else ''}"
 
 
@@ -199,8 +227,8 @@ def _promised(result: Result) -> list[str]:
     if promise.get("kind") == "expectation":
         chance = ",\n             the objective in the mean over runs, each counted by the rounds in its average"
     guess = f" ({' and '.join(promise['estimated'])} estimated)" if promise["estimated"] else ""
-    objective, excess = result.value("train", "objective", "average"), result.excess("train", "average").max()
-    measured = f"over by at most {excess:.2g}" if excess > 0 else f"within by {-excess:.2g} or more"
+    objective, most = result.value("train", "objective", "average"), result.excess("train", "average").max()
+    measured = f"over by at most {most:.2g}" if most > 0 else f"within by {-most:.2g} or more"
     certificate = result.settings.get("certificate")
     if promise["epsilon"] is not None and certificate is not None:
         above = objective.max() - certificate["lower_bound"]

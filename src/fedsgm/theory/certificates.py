@@ -78,8 +78,7 @@ def certify(
     """
     check_number("certify", "strong_convexity", strong_convexity, least=0)
     check_number("certify", "tolerance", tolerance, above=0)
-    if not all(isinstance(quantity, Mean) for quantity in problem.quantities):
-        raise SettingError("certify: a Statistic is not convex in general, so there is no certificate for it")
+    _check_convex("certify", problem)
     if diameter is None:
         diameter = estimates.diameter(project, params)
     if not math.isfinite(diameter) and not strong_convexity:
@@ -127,8 +126,7 @@ def stationarity(
     check_number("stationarity", "weak_convexity", weak_convexity, least=0)
     check_number("stationarity", "proximal", proximal, above=weak_convexity)
     check_number("stationarity", "tolerance", tolerance, above=0)
-    if not all(isinstance(quantity, Mean) for quantity in problem.quantities):
-        raise SettingError("stationarity: it is for constraints that are convex, which a Statistic is not in general")
+    _check_convex("stationarity", problem)
     strength = float(proximal) - float(weak_convexity)
     data, start = problem.prepare(clients, params), Layout.of(params).rows(params)[0].astype(np.float64)
     with jax.enable_x64(True):
@@ -143,6 +141,17 @@ def stationarity(
             "give a larger one, or bounds that can be met in X"
         )
     return float(np.linalg.norm(point - start))
+
+
+def _check_convex(what: str, problem: Problem) -> None:
+    if not all(isinstance(quantity, Mean) and quantity.refuses for quantity in problem.quantities):
+        raise SettingError(f"{what}: it is for convex means over all clients; a Statistic is not convex in general")
+    for constraint in problem.constraints:
+        if constraint.sense != "<=":
+            raise SettingError(
+                f"{what}: it is for upper bounds, but {constraint.name!r} has a lower one; bound the negative from "
+                "above, Mean(lambda w, x: -g(w, x)) <= -bound, if that is convex"
+            )
 
 
 @struct

@@ -39,7 +39,7 @@ def check(
         found += _other_settings(method, rounds, method.promise)
     if method.rule == "Soft":
         found += _soft(method.rule_settings["beta"], tolerance, method.promise)
-    if sigma is not None and method.samples and _query(method.settings) == "participants":
+    if sigma is not None and method.samples and method.settings["query"] == "participants":
         radius = noise_radius(sigma, method.participants, rounds, delta / 3)
         if tolerance < radius * (1 - 1e-6):
             found.append(
@@ -81,11 +81,6 @@ def _soft(beta: float, tolerance: float, promise: dict[str, Any] | None) -> list
     ]
 
 
-def _query(told: dict[str, Any]) -> str:
-    """Who answers the constraint query, of a run or a promise."""
-    return str(told.get("query", "participants"))
-
-
 def _other_settings(method: Method, rounds: int, promise: dict[str, Any]) -> list[str]:
     """Where the run's settings are not those that its promise was made for."""
     made_for = {name: promise[name] for name in ("step_size", "tolerance")}
@@ -96,8 +91,9 @@ def _other_settings(method: Method, rounds: int, promise: dict[str, Any]) -> lis
         for name, wanted in made_for.items()
         if not math.isclose(ran_with[name], wanted, rel_tol=1e-6)
     ]
-    if method.samples and _query(method.settings) != _query(promise):
-        found.append(f"query is {_query(method.settings)!r}, but the promise was made for {_query(promise)!r}")
+    asked = method.settings["query"]
+    if method.samples and asked != promise["query"]:
+        found.append(f"query is {asked!r}, but the promise was made for {promise['query']!r}")
     if method.settings.get("server") is not None:
         found.append("the server's step is an optimizer's, but the promise was made for a plain one")
     return found

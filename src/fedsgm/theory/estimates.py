@@ -101,8 +101,16 @@ class Watched:
         return self.problem.bounds
 
     @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        return self.problem.ranges
+
+    @property
     def inspects(self) -> tuple[str, ...]:
         return self.problem.inspects
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return self.problem.places
 
     def prepare(self, clients: Any, params: Any, *, owner: str = "client") -> Any:
         if not self.problem.constraints:
@@ -136,7 +144,7 @@ class Watched:
     def summarise(self, evaluations: tuple[Any, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array]:
         statistics, gradients = evaluations
         values, worst = self.problem.summarise(statistics)
-        excess = jnp.stack([(values[c.name] - c.bound) / c.scale for c in self.problem.constraints])
+        excess = jnp.stack([c.excess(values[c.name]) / c.scale for c in self.problem.constraints])
         a, b = gradients[:, 0], gradients[:, 1 + jnp.argmax(excess)]
         mean_a, mean_b = a.mean(axis=0), b.mean(axis=0)
         found = (
@@ -168,9 +176,9 @@ def falls_forever(problem: Problem, clients: Any, params: Any, result: Any) -> b
     unit = last / np.linalg.norm(last, axis=1, keepdims=True)
     values = _values(problem, clients, params, np.concatenate([last, FAR / 10 * unit, FAR * unit]))
     near, far, further = np.split(values, 3)
-    bounds = np.array([constraint.bound for constraint in problem.constraints])
+    within = np.stack([c.excess(further[:, i]) <= 0 for i, c in enumerate(problem.constraints, 1)] or [[True]])
     falls = (further[:, 0] <= far[:, 0]) & (far[:, 0] < near[:, 0])
-    return bool((falls & (further[:, 1:] <= bounds).all(axis=1)).any())
+    return bool((falls & within.all(axis=0)).any())
 
 
 def _values(problem: Problem, clients: Any, params: Any, points: np.ndarray) -> np.ndarray:
@@ -220,8 +228,11 @@ def _key() -> jax.Array:
 
 
 def _means_only(problem: Problem) -> None:
-    if not all(isinstance(quantity, Mean) for quantity in problem.quantities):
-        raise SettingError("estimates: the theorems are about means over clients, but a constraint is a Statistic")
+    if not all(isinstance(quantity, Mean) and quantity.refuses for quantity in problem.quantities):
+        raise SettingError(
+            "estimates: the theorems are about means over all clients, but a constraint is a Statistic, of each client "
+            "or absent from some"
+        )
 
 
 def _far_points(project: Project, params: Any, seed: int) -> np.ndarray:

@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 from fedsgm.base.errors import SettingError
-from fedsgm.core.algorithm import FedSGM
 from fedsgm.core.compression import Identity, Layerwise, Natural, RandK
 from fedsgm.core.feedback import Chain
 from fedsgm.core.problem import Mean, Problem
@@ -34,18 +33,13 @@ _MEASURED = ("distance", "lipschitz", "sigma")
 _TOLD = ("rule", "beta", "delta", "gradient_noise", "query_noise", "weak_convexity", "proximal", "multiplier", "form")
 
 
-def _queried() -> tuple[str, ...]:
-    """``query``, if a run can be told who answers the constraint query."""
-    return tuple(field.name for field in dataclasses.fields(FedSGM) if field.name == "query")
-
-
 def plan(problem: Problem, clients: Any, params: Any, *, rounds: int, **settings: Any) -> dict[str, Any]:
     """The settings of :class:`FedSGM` that a theorem asks for; see :meth:`FedSGM.from_theory`.
 
     With sampled clients all of them answer the constraint query unless ``query`` says otherwise: then the estimate does
     not depend on who is drawn for the gradients, which the theorems assume and one S_t for both does not give.
     """
-    takes = _CHOSEN + _queried() + _MEASURED + _TOLD
+    takes = (*_CHOSEN, "query", *_MEASURED, *_TOLD)
     for name in settings:
         if name not in takes:
             known = ", ".join(("rounds", *takes))
@@ -55,8 +49,7 @@ def plan(problem: Problem, clients: Any, params: Any, *, rounds: int, **settings
     chosen = _Chosen(**{name: settings[name] for name in _CHOSEN if name in settings})
     told = {name: settings[name] for name in _TOLD if name in settings}
     _check_covered(problem, len(clients), chosen, told)
-    default = "all" if _queried() and _sampled(chosen, len(clients)) else "participants"
-    query = settings.get("query", default)
+    query = settings.get("query", "all" if _sampled(chosen, len(clients)) else "participants")
     measured, estimated = _measure(problem, clients, params, chosen, settings, query)
     size = estimates.size(params)
     told["query_noise"] = told.get("query_noise") or 0.0
@@ -78,17 +71,24 @@ def plan(problem: Problem, clients: Any, params: Any, *, rounds: int, **settings
         "step_size": promised.step_size,
         "rule": Hard() if promised.beta is None else Soft(promised.beta),
         "tolerance": promised.tolerance,
+        "query": query,
         "promise": dataclasses.replace(promised, estimated=estimated),
     }
-    return set_up | dict.fromkeys(_queried(), query) | vars(chosen)
+    return set_up | vars(chosen)
 
 
 def _check_covered(problem: Problem, clients: int, chosen: _Chosen, told: dict[str, Any]) -> None:
     for constraint in problem.constraints:
-        if not isinstance(constraint.quantity, Mean) or constraint.scale != 1 or problem.follow != "largest":
+        mean = isinstance(constraint.quantity, Mean) and constraint.quantity.refuses and constraint.scale == 1
+        if not mean or problem.follow != "largest":
             raise SettingError(
-                "from_theory: the theorems are for constraints that are means over clients, of scale 1, "
+                "from_theory: the theorems are for constraints that are means over all clients, of scale 1, "
                 "and steps on the largest violation"
+            )
+        if constraint.sense != "<=":
+            raise SettingError(
+                f"from_theory: the theorems are for upper bounds, but {constraint.name!r} has a lower one; "
+                "bound the negative from above, Mean(lambda w, x: -g(w, x)) <= -bound"
             )
     if isinstance(chosen.uplink, Chain):
         raise SettingError("from_theory: the theorems are for compressors, e.g. TopK, but the uplink is a chain")

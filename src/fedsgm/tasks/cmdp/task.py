@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -91,8 +92,16 @@ class CMDP:
         return {"cost": np.mean(self.budgets)}
 
     @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        return {"cost": (-math.inf, self.bounds["cost"])}
+
+    @property
     def inspects(self) -> tuple[str, ...]:
         return ("kl",)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return ()
 
     def centralized(self, clients: Any) -> tuple[CMDP, np.ndarray]:
         """The task of one client with the mean budget, and with all the clients' environments."""
