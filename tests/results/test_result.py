@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedsgm as fs
+from fedsgm.results.method import Method
 from fedsgm.results.result import KINDS
 from support.runs import FEATURES, logistic, negative, positive
 
@@ -612,10 +613,22 @@ class TestVerdict:
         assert tip.startswith("  To try: ")
         softer = made({"objective": column(1, 1, 1), "g": column(0.75, 0.5, 0.5)}, rule=rule).verdict().splitlines()[-1]
         assert softer == tip.replace("To try", "For last parameters that are within, too")
-        assert ("more participants" in tip) == (rule != "Unconstrained")
+        assert ("--query" in tip) == (rule != "Unconstrained")
         assert ("multiplier about" in result.verdict()) == (rule in ("Hard", "Soft"))
         everyone = made({"objective": column(1, 1, 1), "g": column(0.75, 0.5, 0.5)}, rule=rule, participants=6)
-        assert "more participants" not in everyone.verdict()
+        assert "--query" not in everyone.verdict()
+
+    @pytest.mark.parametrize(("query", "told"), [("all", "all asked"), ("memory", "the others remembered")])
+    def test_who_is_asked(self, query, told):
+        def asked(**settings):
+            result = made({"objective": column(1, 1, 1), "g": column(0.75, 0.5, 0.5)}, **settings)
+            algorithm = result.settings["algorithm"] | {"query": query}
+            return dataclasses.replace(result, settings=result.settings | {"algorithm": algorithm})
+
+        assert f"2 of 6 clients a round, {told}, E = 5" in line(asked(), "work")
+        assert "--query" not in asked().verdict()
+        assert f"2 of 6 clients, {told}, E = 5" in Method.of(asked().settings).title
+        assert told not in asked(participants=6).verdict()
 
     def test_the_document_agrees_with_the_headline(self, tmp_path):
         for last in (0.25, 0.75, NAN, np.inf):

@@ -60,6 +60,12 @@ class Method:
         return self.participants < self.clients
 
     @property
+    def asked(self) -> str:
+        """Who else decides, where a round sees some of the clients only; nothing if nobody does."""
+        query = self.settings.get("query") if self.samples else None
+        return {"all": ", all asked", "memory": ", the others remembered"}.get(query or "", "")
+
+    @property
     def promise(self) -> dict[str, Any] | None:
         """The guarantee that it was set up for."""
         return self.settings.get("promise")
@@ -75,4 +81,4 @@ class Method:
         method = f"{self.name}, {self.rule.lower()} rule{details}" if self.rule else self.name
         size = self.settings.get("step_size")
         step = "" if size is None else f", step size {size:g}" if isinstance(size, float) else ", scheduled step size"
-        return f"{method}: {self.participants} of {self.clients} clients, E = {self.local_steps}{step}"
+        return f"{method}: {self.participants} of {self.clients} clients{self.asked}, E = {self.local_steps}{step}"

@@ -168,8 +168,8 @@ def _rounds(result: Result) -> list[str]:
                 f"the worst {f'{_past(result)} by' if worst > 0 else 'within by'} {abs(worst):.2g}"
             )
     lines.append(
-        f"  work       {settings['rounds']} rounds, {method.participants} of {method.clients} clients a round, "
-        f"E = {method.local_steps}, {settings['parameters']} parameters"
+        f"  work       {settings['rounds']} rounds, {method.participants} of {method.clients} clients a round"
+        f"{method.asked}, E = {method.local_steps}, {settings['parameters']} parameters"
     )
     lines += _left_out(result)
     lines.append(f"  traffic    {_traffic(history, 'bytes')}, over all clients of a seed")
@@ -273,8 +273,8 @@ def _advice(result: Result) -> list[str]:
     tips = [_TIPS.get(method.kind, "another rule, for instance Soft, or more rounds")]
     if method.switches and result.history["weight"].mean() > 0.99:
         tips = ["nearly every round went to the constraint: run more rounds, or check that the bound can be met"]
-    elif method.rule != "Unconstrained" and method.samples:
-        tips.append("more participants a round make the estimate of the constraint less noisy")
+    elif method.rule != "Unconstrained" and method.samples and not method.asked:
+        tips.append("query='all' or 'memory' (--query) decides by all clients, not by a round's few")
     start = "For last parameters that are within, too" if result.feasible.all() else "To try"
     return ["", f"  {start}: {'; '.join(tips)}."]
 
