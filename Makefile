@@ -25,8 +25,8 @@ install: .venv/.installed
 	touch $@
 
 demo: .venv/.installed
-	$(BIN)/fedsgm run neyman-pearson --rule hard --seeds 3 --out $(RUN_DIR)/neyman-pearson-hard
-	$(BIN)/fedsgm run neyman-pearson --rule soft --beta 40 --seeds 3 --out $(RUN_DIR)/neyman-pearson-soft
+	$(BIN)/fedsgm run neyman-pearson --rule hard --query all --seeds 3 --out $(RUN_DIR)/neyman-pearson-hard
+	$(BIN)/fedsgm run neyman-pearson --rule soft --beta 100 --query all --seeds 3 --out $(RUN_DIR)/neyman-pearson-soft
 
 test: .venv/.dev
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
