@@ -133,10 +133,10 @@ def equal_violation(participants: int, levels: Sequence[float]) -> None:
                     flush=True,
                 )
         for query in QUERIES:
-            ours = min((ends[f, query].objective.mean(), f) for f in ("soft", "hard, margin") if (f, query) in ends)[1]
+            ours = [(ends[f, query].objective.mean(), f) for f in ("soft", "hard, margin") if (f, query) in ends]
             for rival in ("penalty", "primal-dual"):
-                if (rival, query) in ends:
-                    print(f"| {level:g} | {versus(ours, rival, query, ends)} | | | | | |")
+                if ours and (rival, query) in ends:
+                    print(f"| {level:g} | {versus(min(ours)[1], rival, query, ends)} | | | | | |")
 
 
 def versus(ours: str, rival: str, query: str, ends: dict[tuple[str, str], Runs]) -> str:
