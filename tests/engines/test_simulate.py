@@ -10,7 +10,7 @@ import pytest
 import fedsgm as fs
 from fedsgm.base.layout import Layout
 from fedsgm.core.algorithm import Flat
-from support.runs import EVERYTHING, assert_identical, logistic, negative, positive
+from support.runs import EVERYTHING, FEATURES, assert_identical, logistic, negative, positive
 
 engine = importlib.import_module("fedsgm.engines.simulate")  # the package's attribute of that name is the function
 
@@ -40,6 +40,33 @@ def test_seeds_in_one_program_are_the_runs_one_by_one(clients, problem, params):
         np.testing.assert_allclose(together.last["w"][i], alone.last["w"], rtol=1e-5)
         np.testing.assert_array_equal(together.history["participants"][i], alone.history["participants"][0])
     assert np.ptp(together.last["w"], axis=0).max() > 1e-3, "seeds must differ"
+
+
+def own_start(seed):
+    rng = np.random.default_rng(seed)
+    return {"b": rng.normal(), "w": rng.normal(size=FEATURES)}
+
+
+def test_every_seed_may_start_from_parameters_of_its_own(clients, problem, tmp_path):
+    """Each run is the one from its own start, and resumes to the same bits."""
+    algorithm = fs.FedSGM(**EVERYTHING)
+
+    def run(start, **more):
+        return fs.simulate(algorithm, problem, clients, start, **{"rounds": 30, "progress": False, **more})
+
+    together = run(own_start, seed=5, seeds=3)
+    for i, seed in enumerate((5, 6, 7)):
+        np.testing.assert_allclose(together.last["w"][i], run(own_start(seed), seed=seed).last["w"], rtol=1e-5)
+    np.testing.assert_allclose(run(own_start, seed=6).last["w"], together.last["w"][1], rtol=1e-5)
+    first = run(own_start, seed=5, seeds=3, rounds=1, evaluate_every=0)
+    assert np.ptp(first.last["w"], axis=0).max() > 0.5
+    run(own_start, seed=5, seeds=3, rounds=10, checkpoint=fs.Checkpoint(tmp_path, 10))
+    resumed = run(own_start, seed=5, seeds=3, checkpoint=fs.Checkpoint(tmp_path, 10, resume=True))
+    assert_identical(together, resumed)
+    with pytest.raises(fs.CheckpointError, match="start="):
+        run(own_start(5), seed=5, seeds=3, checkpoint=fs.Checkpoint(tmp_path, 10, resume=True))
+    with pytest.raises(fs.SettingError, match="params: those of seed 1 have another form than those of seed 0"):
+        run(lambda seed: {"w": np.zeros(FEATURES + seed)}, seeds=2)
 
 
 def test_true_values_are_those_of_the_model_each_round_produced(clients, problem, params):

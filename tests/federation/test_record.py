@@ -17,7 +17,7 @@ from fedsgm.federation.protocol import FrameError, Kind, Reply, Request, pack, u
 from fedsgm.tasks import cmdp
 from support.federated import CLIENTS, PARAMS, PROBLEM
 
-ROUNDS = 5
+ROUNDS, SEED = 5, 3  # the clients of a CMDP do not know the seed, which the first policy is made with
 PLAY = {"environments": 2, "steps": 20, "horizon": 20, "fisher_samples": 20, "evaluation_episodes": 2}
 SMALL = cmdp.load(clients=3, hidden=(8,), **PLAY)
 ALGORITHM = fs.FedSGM(1.0, participants=2, rule=fs.Soft(0.3), uplink=fs.TopK(0.5), downlink=fs.TopK(0.5))
@@ -31,7 +31,7 @@ def fast(monkeypatch):
 @pytest.fixture(scope="module")
 def simulated():
     return fs.simulate(
-        ALGORITHM, SMALL.task, SMALL.clients, SMALL.params, rounds=ROUNDS, evaluate_every=2, progress=False
+        ALGORITHM, SMALL.task, SMALL.clients, SMALL.params, rounds=ROUNDS, seed=SEED, evaluate_every=2, progress=False
     )
 
 
@@ -40,7 +40,7 @@ def transport(folder, kind=InProcess):
 
 
 def federate(to, **more):
-    settings = {"rounds": ROUNDS, "evaluate_every": 2, "progress": False} | more
+    settings = {"rounds": ROUNDS, "seed": SEED, "evaluate_every": 2, "progress": False} | more
     return fs.federate(ALGORITHM, SMALL.task, to, SMALL.params, **settings)
 
 

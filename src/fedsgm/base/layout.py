@@ -13,6 +13,16 @@ import numpy as np
 from fedsgm.base.errors import SettingError
 
 
+def start_of(params: Any, seed: int) -> Any:
+    """Where the run of this seed starts: from ``params``, or from what they make of the seed if they are a function."""
+    return params(seed) if is_function(params) else params
+
+
+def is_function(params: Any) -> bool:
+    """A pytree of arrays that can be called besides, such as a module, is none."""
+    return callable(params) and jax.tree_util.all_leaves([params])
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """Where each array of a pytree of parameters stands in the flat vector. Hashable: part of the program."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedsgm.base.errors import SettingError
+from fedsgm.base.layout import start_of
 from fedsgm.base.structs import check_count, check_participants
 from fedsgm.cli.flags import COMPRESSOR, OWN, RuleName, RunFlags
 
@@ -22,6 +23,7 @@ def algorithm(flags: RunFlags, params: Any) -> Any:
         "batch_size": flags.batch_size or None,
         "constraint_batch_size": flags.constraint_batch_size or None,
     }
+    params = start_of(params, flags.seed)
     own = {name: getattr(flags, name) for name in OWN[flags.rule]}
     if "margin" in own:
         own["margin"] = parse_margin(own["margin"])

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedsgm.base import trees
 from fedsgm.base.errors import CheckpointError, SettingError
+from fedsgm.base.layout import start_of
 from fedsgm.cli import building
 from fedsgm.cli.flags import RuleName, RunFlags, value_types
 from fedsgm.cli.setups import SETUPS, Load
@@ -74,7 +75,7 @@ def run(
         print(f"Starting a server and {len(clients)} clients ...", file=sys.stderr, flush=True)
     with interruptible(), LocalFederation(len(clients), port=port, state=state, modules=[__name__]) as federation:
         folder = federation.folder / "data"
-        hand_out(folder, federation.names, clients, params, test)
+        hand_out(folder, federation.names, clients, start_of(params, flags.seed), test)
         job = kits.write_job(
             federation.folder / "job",
             run=RUN,

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedsgm.base.cache import use_compilation_cache
 from fedsgm.base.errors import ClientError, SettingError
-from fedsgm.base.layout import Layout
+from fedsgm.base.layout import Layout, is_function, start_of
 from fedsgm.base.progress import Progress
 from fedsgm.base.structs import as_float32, check_count, replaced, static, struct
 from fedsgm.core.algorithm import Flat, RoundKeys
@@ -63,6 +63,7 @@ def simulate(
 
     Args:
         clients: :class:`Clients` for a :class:`Problem`; another task says what its clients are.
+        params: a pytree of arrays; or a function of the seed that gives one, so that every run has its own start.
         rounds: T.
         seed: the run's seed. With ``seeds=k``, the runs of seeds ``seed, ..., seed + k - 1`` in one program;
             every array of the result then has a leading axis of k.
@@ -75,11 +76,12 @@ def simulate(
     """
     seed_list = _check(rounds, seed, seeds, evaluate_every)
     use_compilation_cache()
-    layout = Layout.of(params)
+    starts = _starts(params, seed_list)
+    params, layout = starts[0], Layout.of(starts[0])
     data = problem.prepare(clients, params)
     like = clients[0] if isinstance(clients, Clients) else None
     held_out = None if test is None else recording.held_out(problem, test, params, like)
-    w = layout.flatten(jax.tree.map(np.asarray, params))
+    w = np.stack([layout.flatten(jax.tree.map(np.asarray, start)) for start in starts])
     settings = recording.settings_of(
         algorithm,
         problem,
@@ -118,6 +120,17 @@ def _check(rounds: int, seed: int, seeds: int | None, evaluate_every: int) -> li
     if seed + (seeds or 1) > 2**32:
         raise SettingError(f"simulate: seed={seed}, but seeds must be below {2**32}")
     return list(range(seed, seed + (seeds or 1)))
+
+
+def _starts(params: Any, seeds: list[int]) -> list[Any]:
+    """Every seed's first parameters."""
+    if not is_function(params):
+        return [params] * len(seeds)
+    starts = [start_of(params, seed) for seed in seeds]
+    for seed, start in zip(seeds, starts, strict=True):
+        if Layout.of(start) != Layout.of(starts[0]):
+            raise SettingError(f"params: those of seed {seed} have another form than those of seed {seeds[0]}")
+    return starts
 
 
 @struct
@@ -304,10 +317,12 @@ def _start(program: Compiled, w: np.ndarray, data: Any, seeds: np.ndarray) -> St
     """Every seed's state before the first round."""
     algorithm, n = program.algorithm, program.n
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), data)
-    statistics, _ = jax.eval_shape(functools.partial(algorithm.measure, program.task), w, one, jax.random.key(0))
-    memory = jax.tree.map(lambda a: np.broadcast_to(a, (n, *np.shape(a))), algorithm.init_memory(len(w)))
-    state = as_float32(State(algorithm.init(program.task, w, n, statistics), memory, Found.start(w)))
-    state = jax.tree.map(lambda a: np.broadcast_to(a, (len(seeds), *np.shape(a))), state)
+    statistics, _ = jax.eval_shape(functools.partial(algorithm.measure, program.task), w[0], one, jax.random.key(0))
+    memory = jax.tree.map(lambda a: np.broadcast_to(a, (n, *np.shape(a))), algorithm.init_memory(w.shape[1]))
+    states = [
+        as_float32(State(algorithm.init(program.task, start, n, statistics), memory, Found.start(start))) for start in w
+    ]
+    state = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
     return _ask_first(program, data, state, seeds) if algorithm.asks_first else state
 
 

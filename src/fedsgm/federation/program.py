@@ -22,7 +22,7 @@ import numpy as np
 from fedsgm.base.cache import use_compilation_cache
 from fedsgm.base.describe import describe
 from fedsgm.base.errors import WireError
-from fedsgm.base.layout import Layout
+from fedsgm.base.layout import Layout, start_of
 from fedsgm.base.structs import as_float32, struct
 from fedsgm.core import feedback, wire
 from fedsgm.core.algorithm import FedSGM, Flat, RoundKeys
@@ -64,9 +64,13 @@ class Program:
     params: Any
 
     @classmethod
-    def of(cls, algorithm: FedSGM, problem: Task, params: Any) -> Program:
-        """The program of these settings; ``params`` are the run's starting parameters, on the client their like."""
+    def of(cls, algorithm: FedSGM, problem: Task, params: Any, seed: int = 0) -> Program:
+        """The program of these settings; ``params`` are the run's starting parameters, on the client their like.
+
+        Where they are a function of the seed, the server has the run's ``seed``; a client needs none.
+        """
         use_compilation_cache()
+        params = start_of(params, seed)
         traced, task = as_float32((algorithm, Flat(problem, Layout.of(params))))
         return cls(traced, task, params)
 

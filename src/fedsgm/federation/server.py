@@ -51,7 +51,7 @@ def federate(
     has each client's account.
 
     Args:
-        rounds, seed, evaluate_every: as for :func:`simulate`.
+        params, rounds, seed, evaluate_every: as for :func:`simulate`.
         test: held-out examples on the server, measured at the end.
         min_participants: a round that fewer answer is repeated, a few times; then the run stops.
         timeout: seconds that a client has for an answer.
@@ -61,8 +61,8 @@ def federate(
     """
     names = list(transport.clients())
     _check(rounds, seed, evaluate_every, timeout, min_participants, algorithm.cohort(len(names)))
-    program = Program.of(algorithm, problem, params)
-    held_out = None if test is None else recording.held_out(problem, test, params)
+    program = Program.of(algorithm, problem, params, seed)
+    held_out = None if test is None else recording.held_out(problem, test, program.params)
     settings = recording.settings_of(
         algorithm,
         problem,
