@@ -75,7 +75,7 @@ def clock(run: Callable[[int], object], rounds: int) -> Callable[[], Cost]:
 
 def simulate(rounds: int) -> fs.Result:
     """The experiment as a user runs it, true values at the end only; all contenders start from the same policy."""
-    task, _, params, _ = cmdp.load(clients=CLIENTS, radius=RADIUS, schedule=None)
+    task, _, params, _ = cmdp.load(clients=CLIENTS, policy_seed=0, radius=RADIUS, schedule=None)
     algorithm = fs.FedSGM(1.0, rule=fs.Soft(BETA))
     return fs.simulate(algorithm, task, task.clients, params, rounds=rounds, evaluate_every=0, progress=False)
 
@@ -89,7 +89,7 @@ def torch_trpo(mode: str, together: int) -> Callable[[int], None]:
     """
     total = together * ENVIRONMENTS
     environments = gymnasium.make_vec("CartPole-v1", total, vectorization_mode=mode, max_episode_steps=HORIZON)
-    start = cmdp.load().params
+    start = cmdp.load(policy_seed=0).params
 
     @torch.no_grad()
     def run(rounds: int) -> None:
@@ -200,7 +200,7 @@ def products(inputs: list[torch.Tensor], slopes: list[torch.Tensor]) -> Layers:
 
 def floor() -> Callable[[int], object]:
     """Stepping the environments with the policy, then only the products and the solve of the clients' steps."""
-    layers = [jnp.asarray(layer["w"]) for layer in cmdp.load().params]
+    layers = [jnp.asarray(layer["w"]) for layer in cmdp.load(policy_seed=0).params]
     environment, total = cmdp.CartPole(), CLIENTS * ENVIRONMENTS
 
     def rollout(layers: list[jax.Array], state: jax.Array) -> jax.Array:

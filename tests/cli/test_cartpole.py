@@ -11,6 +11,8 @@ import typer
 
 import fedsgm as fs
 from fedsgm.__main__ import app
+from fedsgm.base.describe import describe
+from fedsgm.base.layout import start_of
 from fedsgm.tasks import cmdp
 from fedsgm.tasks.cmdp import CartPole, Categorical, Gaussian
 from support.commands import call, spellings
@@ -50,7 +52,7 @@ class Case:
 
 
 def sizes(run) -> list[int]:
-    return [np.size(leaf) for leaf in jax.tree.leaves(run.params)]
+    return [np.size(leaf) for leaf in jax.tree.leaves(start_of(run.params, 0))]
 
 
 def same(left, right) -> bool:
@@ -71,6 +73,9 @@ CASES = [
     Case("--decay", lambda run: run.task.schedule is not None),
     Case("--damping 0.5", lambda run: run.task.damping == 0.5),
     Case("--solver cg", lambda run: run.task.solver == "cg"),
+    Case("--gae 0.97", lambda run: run.task.gae == 0.97),
+    Case("--mix advantages", lambda run: run.task.mix == "advantages"),
+    Case("--all-episodes", lambda run: run.task.finished is False),
     Case("--line-search", lambda run: run.task.line_search is True),
     Case("--split 3", lambda run: same(run.params, cmdp.load(policy_seed=3).params)),
     Case(
@@ -78,8 +83,8 @@ CASES = [
     ),
     Case("--uplink topk:0.25", lambda run: run.algorithm.uplink == fs.TopK(0.25)),
     Case(
-        "--centralized --kl-radius 0.0005",
-        lambda run: run.clients.tolist() == [30] and run.task.environments == 50 and run.task.radius == 0.0005,
+        "--centralized",
+        lambda run: run.clients.tolist() == [30] and run.task.environments == 50,
     ),
 ]
 
@@ -92,6 +97,9 @@ def test_flag(case, begin):
 def test_split_gives_another_policy(begin):
     first, other = (begin("--split", seed).params for seed in (0, 1))
     assert not same(first, other)
+    each = begin().params
+    assert same(each(0), first)
+    assert same(each(1), other)
 
 
 def test_the_defaults_are_the_paper_s_experiment(begin):
@@ -100,6 +108,8 @@ def test_the_defaults_are_the_paper_s_experiment(begin):
     assert run.task.environment == CartPole()
     assert run.task.policy.distribution == Categorical()
     assert run.algorithm == fs.FedSGM(1.0, participants=7, rule=fs.Soft(0.3))
+    assert describe(run.task) == describe(cmdp.load().task)
+    assert run.task.finished
 
 
 def test_every_flag_of_its_own_has_a_test():
@@ -114,6 +124,8 @@ def test_every_flag_of_its_own_has_a_test():
 WRONG = {
     "--solver newton": "'newton'",
     "--integrator rk4": "'rk4'",
+    "--mix costs": "'costs'",
+    "--gae 1.5": "gae=1.5",
     "--hidden a": "--hidden a",
     "--clients 0": "clients=0",
     "--participants 11": "10 clients",
@@ -139,7 +151,7 @@ def test_render(tmp_path, monkeypatch):
     monkeypatch.setattr(cmdp, "render", lambda task, params, path: drawn.append((task, params, path)))
 
     def simulate(*given, **_):
-        answer = jax.tree.map(lambda a: np.stack([a, a + 1]), given[3])
+        answer = jax.tree.map(lambda a: np.stack([a, a + 1]), given[3](0))
         return SimpleNamespace(answer=answer, verdict=lambda: "", save=lambda _: None, plot=lambda _: None)
 
     monkeypatch.setattr(fs, "simulate", simulate)
@@ -148,6 +160,5 @@ def test_render(tmp_path, monkeypatch):
     ((task, params, path),) = drawn
     assert path == tmp_path / "a.gif"
     assert task.horizon == 200
-    first = cmdp.load().params
-    assert same(params, first)
+    assert same(params, cmdp.load().params(0))
     assert "render" not in (tmp_path / "run" / "settings.toml").read_text()

@@ -386,7 +386,8 @@ def test_a_task_of_the_command_line_is_the_same_in_a_federation(tmp_path):
     """Its settings travel as JSON, and each site reads the rest."""
     own = {"clients": 3, "hidden": "8", "steps": 20, "environments": 2}
     problem, load = SETUPS["cartpole"].make(**own)
-    clients, params, test = load()
+    clients, start, test = load()
+    params = start(0)
     rehearsal.hand_out(tmp_path, kits.names(3), clients, params, test)
     flags = RunFlags(beta=0.3, participants=2, rounds=7).settings()
     settings = {"task": "cartpole", "own": own, "flags": flags, "folder": str(tmp_path)}

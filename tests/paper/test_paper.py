@@ -55,10 +55,11 @@ def made_up(run, rng, *, objective=None, constraint=None):
     if on_cartpole:
         history["reward"] = drawn(None, 150.0)
         history["estimate"] = rng.uniform(20, 80, shape).astype(np.float32)
+        history["kl"] = rng.uniform(0, 0.03, shape).astype(np.float32)
     ends = {
         key: np.repeat(values[None, :, -1], len(KINDS), axis=0)
         for key, values in history.items()
-        if key not in ("violation", "estimate")
+        if key not in ("violation", "estimate", "kl")
     }
     return fs.Result(
         history=history,
@@ -68,6 +69,7 @@ def made_up(run, rng, *, objective=None, constraint=None):
         ranges={name: (-np.inf, bound)},
         settings={
             "algorithm": describe(run.algorithm),
+            "problem": {"radius": 0.01, "schedule": {"over": 100.0, "least": 0.5}},
             "rounds": run.rounds,
             "seeds": list(range(run.seed, run.seed + run.seeds)),
             "evaluate_every": run.evaluate_every,
@@ -439,3 +441,5 @@ def test_rewards_and_costs_at_a_round():
     np.testing.assert_array_equal(cartpole.at(result, 900)[1], result.history["cost"][:, 499])
     result.history["violation"][:, 400:] = np.where(np.arange(100) < 30, 1.0, -1.0)
     np.testing.assert_allclose(cartpole.over_budget(result), 0.3, rtol=1e-6)
+    result.history["kl"][:] = np.where(np.arange(500) < 25, 0.021, 0.0099)  # from 0.01 down to 0.005
+    assert cartpole.within_radius(result) == pytest.approx(0.95)

@@ -170,6 +170,18 @@ def test_to_go_is_that_of_whole_episodes():
     assert len(np.unique(end[t == 0])) == 9
 
 
+def test_finished_episodes_are_those_that_end_in_the_window():
+    policy = cmdp.MLP((2, 2), cmdp.Categorical())
+    steps, returns = jax.jit(
+        lambda: rollout(Counter(), policy, policy.init(0), KEY, environments=40, steps=25, horizon=9, finished=True)
+    )()
+    t, end = (a.reshape(40, 25) for a in np.asarray(steps.observations).T)
+    end = np.minimum(end, 9).astype(int)
+    ended = [end[e, i] for e in range(40) for i in range(25) if t[e, i] == 0 and i + end[e, i] <= 25]
+    np.testing.assert_allclose(returns, np.mean([(n * (n + 1) / 2, n // 2) for n in ended], axis=0), rtol=1e-6)
+    assert len(ended) < (t == 0).sum()
+
+
 # The policy step, against dense algebra in float64
 
 
@@ -228,10 +240,10 @@ def test_both_solvers_agree_with_a_dense_solve(distribution, outputs):
     with jax.enable_x64(True):
         policy, params, steps, advantage = gathered(distribution, outputs)
         gradient, fisher, found = jax.jit(solve)(params, steps, advantage)
-    fisher = np.asarray(fisher)
-    expected = np.linalg.solve(fisher + 1e-3 * np.eye(len(fisher)), flat(gradient))
+    damped = np.asarray(fisher) + 1e-3 * np.eye(len(fisher))
+    expected = np.linalg.solve(damped, flat(gradient))
     for x, square in found:
-        assert float(square) == pytest.approx(expected @ fisher @ expected, rel=1e-6)
+        assert float(square) == pytest.approx(expected @ damped @ expected, rel=1e-6)
         np.testing.assert_allclose(flat(x), expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
 
 
@@ -273,31 +285,70 @@ def test_probabilities_are_normalised_and_samples_follow_them(distribution, outp
 @functools.cache
 def cartpole_batch(hidden=(16, 16)):
     """The paper's task with a smaller network, and what a client of it gathers."""
-    experiment = cmdp.load(hidden=hidden)
+    experiment = cmdp.load(hidden=hidden, policy_seed=0)
     measure = jax.jit(lambda params, key: experiment.task.measure(params, {"budget": 30.0}, key, batch_size=None))
     return experiment, measure(experiment.params, KEY)[1]
 
 
+def probabilities(policy, params, observations):
+    """Of the actions, in float64."""
+    with jax.enable_x64(True):
+        z = np.asarray(policy.apply(*jax.tree.map(np.float64, (params, observations))))
+    p = np.exp(z - z.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True)
+
+
+def fisher_by_hand(policy, params, observations):
+    """The mean of J^T (diag(p) - p p^T) J, with J the logits' derivatives."""
+    w, rebuild = jax.flatten_util.ravel_pytree(params)
+    jacobian = np.float64(jax.jit(jax.jacrev(lambda w: policy.apply(rebuild(w), observations)))(w))
+    p = probabilities(policy, params, observations)
+    of_outputs = p[:, :, None] * np.eye(2) - p[:, :, None] * p[:, None, :]
+    return np.einsum("npa,npq,nqb->ab", jacobian, of_outputs, jacobian, optimize=True) / len(p)
+
+
 @pytest.mark.parametrize("solver", ["gram", "cg"])
-@pytest.mark.parametrize("radius", [1e-5, 1e-6])
-def test_kl_of_a_step_is_its_radius(solver, radius):
-    experiment, kept = cartpole_batch()
-    task = cmdp.load(hidden=(16, 16), solver=solver, radius=radius).task
+@pytest.mark.parametrize("damping", [1e-3, 1e-5])
+def test_predicted_kl_of_a_step_is_its_radius(solver, damping):
+    """On states of all environments and times, with the damping counted; the true divergence is that, to its order."""
+    radius, (experiment, kept) = 1e-8, cartpole_batch()
+    task = cmdp.load(hidden=(16, 16), solver=solver, radius=radius, damping=damping, mix="advantages").task
+    seen = kept.steps.observations[::5]
+    assert set(np.asarray(kept.steps.times[::5])) >= {0, 5, 10}
+    fisher = fisher_by_hand(task.policy, experiment.params, seen)
 
     @jax.jit
-    def realised(params, weight):
-        down = task.direction(params, Direction(1 - weight, weight), {}, kept, KEY, batch_size=None)
-        after = jax.tree.map(jnp.subtract, params, down)
-        return trpo.kl(task.policy, params, after, kept.steps.observations[:200])
+    def step(params, weight):
+        return task.direction(params, Direction(1 - weight, weight), {}, kept, KEY, batch_size=None)
 
+    p = probabilities(task.policy, experiment.params, seen)
     for weight in (0.0, 0.4, 1.0):
-        assert float(realised(experiment.params, np.float32(weight))) == pytest.approx(radius, rel=0.2)
+        down = jax.tree.map(np.float64, step(experiment.params, np.float32(weight)))
+        q = probabilities(task.policy, jax.tree.map(np.subtract, experiment.params, down), seen)
+        kl, x = (p * np.log(p / q)).sum(1).mean(), flat(down)
+        # Solved in float32, with a condition number of the Fisher information over the damping.
+        rounding = 10 * np.finfo(np.float32).eps * np.linalg.norm(fisher, 2) / damping
+        assert x @ fisher @ x / 2 + damping * x @ x / 2 == pytest.approx(radius, rel=max(1e-3, rounding))
+        assert kl == pytest.approx(x @ fisher @ x / 2, rel=0.1)
+
+
+def test_steps_can_be_mixed_after_their_lengths_are_set():
+    experiment, kept = cartpole_batch()
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def step(mix, objective, weight):
+        task = cmdp.load(hidden=(16, 16), mix=mix).task
+        return task.direction(experiment.params, Direction(objective, weight), {}, kept, KEY, batch_size=None)
+
+    reward, cost = (flat(step("advantages", *weights)) for weights in ((1.0, 0.0), (0.0, 1.0)))
+    np.testing.assert_allclose(flat(step("steps", 0.7, 0.3)), 0.7 * reward + 0.3 * cost, rtol=1e-3, atol=1e-6)
+    assert np.abs(flat(step("advantages", 0.7, 0.3)) - 0.7 * reward - 0.3 * cost).max() > 1e-4
 
 
 @pytest.mark.parametrize("line_search", [False, True])
 def test_line_search_keeps_within_the_radius_where_the_quadratic_form_does_not(line_search):
     experiment, kept = cartpole_batch()
-    task = cmdp.load(hidden=(16, 16), radius=0.05, line_search=line_search).task
+    task = cmdp.load(hidden=(16, 16), radius=0.05, damping=1e-4, line_search=line_search).task
 
     @jax.jit
     def realised(params):
@@ -311,14 +362,46 @@ def test_line_search_keeps_within_the_radius_where_the_quadratic_form_does_not(l
     assert (1e-5 < kl <= 0.05 and gained > 0) if line_search else kl > 0.05
 
 
-def test_advantages_are_the_residuals_of_a_ridge_regression():
-    _, kept = cartpole_batch()
+def residuals(kept):
+    """What is to go minus a ridge regression of it on the features of Duan et al. (2016), in float64."""
     s, t = np.float64(kept.steps.observations), np.float64(kept.steps.times)[:, None] / 200
     x = np.hstack([s, s**2, t, t**2, t**3, np.ones_like(t)])
     y = np.float64(kept.steps.to_go)
-    rest = y - x @ np.linalg.solve(x.T @ x + 1e-3 * np.eye(x.shape[1]), x.T @ y)
+    return y - x @ np.linalg.solve(x.T @ x + 1e-3 * np.eye(x.shape[1]), x.T @ y)
+
+
+def test_advantages_are_the_residuals_of_a_ridge_regression():
+    _, kept = cartpole_batch()
+    rest = residuals(kept)
     expected = (rest - rest.mean(0)).T
     np.testing.assert_allclose(kept.advantages, expected, atol=0.02 * expected.std())
+
+
+@pytest.mark.parametrize("gae", [0.0, 0.9, 0.99])
+def test_generalised_advantage_estimation_is_a_plain_loop_s(gae):
+    """A_t = sum_k gae^k delta_{t+k}, with delta_t = gain_t + V(s_{t+1}) - V(s_t) and no value after an episode's end.
+
+    After the window's last step, what came of the episode takes the place of its value.
+    """
+    _, kept = cartpole_batch()
+    to_go, times = (np.asarray(a).reshape(5, 200, -1) for a in (kept.steps.to_go, kept.steps.times))
+    values = to_go - residuals(kept).reshape(5, 200, 2)
+    expected = np.zeros((5, 200, 2))
+    for e in range(5):
+        for t in range(200):
+            discount = 1.0
+            for later in range(t, 200):
+                goes_on = later < 199 and times[e, later + 1] > 0
+                gain = to_go[e, later] - (to_go[e, later + 1] if goes_on else 0)  # with all that is after the window
+                delta = gain + (values[e, later + 1] if goes_on else 0) - values[e, later]
+                expected[e, t] += discount * delta
+                discount *= gae
+                if not goes_on:
+                    break
+    expected = expected.reshape(-1, 2)
+    expected = (expected - expected.mean(0)).T
+    found = jax.jit(lambda: trpo.advantages(kept.steps, 200, 5, gae))()
+    np.testing.assert_allclose(found, expected, atol=0.02 * expected.std())
 
 
 # The task in the engine
@@ -373,6 +456,16 @@ def test_results_are_saved_and_drawn(tmp_path):
     assert (tmp_path / "run.png").stat().st_size > 10_000
 
 
+def test_every_seed_starts_from_a_policy_of_its_own():
+    experiment = cmdp.load(hidden=(8,))
+    first, second = (flat(experiment.params(seed)) for seed in (0, 1))
+    assert np.abs(first - second).max() > 0.1
+    for seed, start in ((0, first), (1, second)):
+        np.testing.assert_array_equal(flat(cmdp.load(hidden=(8,), policy_seed=seed).params), start)
+    last = small_run().last[0]["w"]
+    assert np.abs(last[0] - last[1]).max() > 0.1  # three steps of seeds 0 and 1
+
+
 def test_schedule_sets_the_radius_of_a_round():
     task = cmdp.load(radius=0.5, schedule=cmdp.HarmonicDecay(over=10, least=0.2)).task
     for round, factor in ((0, 1), (10, 1 / 2), (30, 1 / 4), (1000, 0.2)):
@@ -382,7 +475,7 @@ def test_schedule_sets_the_radius_of_a_round():
 
 def test_parameters_that_are_no_numbers_have_no_value():
     experiment = small()
-    params = jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), experiment.params)
+    params = jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), experiment.params(0))
     assert np.isnan(experiment.task.evaluate(params, {"client": 0}, KEY)).all()
 
 
@@ -404,11 +497,11 @@ def test_picture_of_a_policy(tmp_path):
     from PIL import Image
 
     experiment = small(horizon=12)
-    cmdp.render(experiment.task, experiment.params, tmp_path / "policy.gif")
+    cmdp.render(experiment.task, experiment.params(0), tmp_path / "policy.gif")
     with Image.open(tmp_path / "policy.gif") as picture:
         assert 4 <= picture.n_frames <= 6  # every second of up to twelve steps; no pole falls in fewer than eight
     with pytest.raises(fs.SettingError, match=r"must end in \.gif"):
-        cmdp.render(experiment.task, experiment.params, tmp_path / "policy.png")
+        cmdp.render(experiment.task, experiment.params(0), tmp_path / "policy.png")
 
 
 # What a user can get wrong
@@ -443,7 +536,10 @@ LINEAR = cmdp.MLP((2, 2), cmdp.Categorical())
         ({"radius": 0.0}, "CMDP: radius=0.0, but it must be a finite number above 0"),
         ({"damping": 0}, "CMDP: damping=0, but it must be a finite number above 0"),
         ({"solver": "lu"}, "CMDP: solver='lu', but it must be cg or gram"),
+        ({"mix": "costs"}, "CMDP: mix='costs', but it must be advantages or steps"),
+        ({"gae": 1.1}, "CMDP: gae=1.1, but it must be a finite number 0 or more, at most 1"),
         ({"policy": cmdp.Custom(LINEAR.apply, cmdp.Categorical()), "solver": "gram"}, "is for an MLP"),
+        ({"finished": True, "horizon": 21}, "finished=True, but of steps=20 an episode of horizon=21 may not"),
         ({"fisher_samples": 41}, "fisher_samples=41, but a batch has 40 steps"),
         ({"environment": NoCost()}, r"must return the cost of the step as info\['cost'\]"),
         ({"environment": OldStep()}, "must return observation, state, reward, done and info"),
@@ -500,9 +596,12 @@ def test_a_short_run_learns():
     Trajectories are chaotic, down to the machine code: at 60 rounds a seed may still be far above it, at 100 none was.
     """
     algorithm = fs.FedSGM(1.0, participants=7, rule=fs.Soft(0.3, ceiling=0.5))
-    history = run(cmdp.load(hidden=(32, 32)), 100, algorithm=algorithm, seeds=2, evaluate_every=0).history
+    experiment = cmdp.load(hidden=(32, 32), mix="advantages")
+    history = run(experiment, 100, algorithm=algorithm, seeds=2, evaluate_every=0).history
     reward, cost = history["reward_estimate"], history["estimate"]
     assert ((reward[:, 0] > 15) & (reward[:, 0] < 28)).all()
     assert (reward[:, -10:].mean(axis=1) > 3 * reward[:, 0]).all()
     assert (cost[:, -10:].mean(axis=1) < 45).all()  # budget 30; on the way it is up to 100
     assert (cost < 120).all()
+    radius = experiment.task.radius * experiment.task.schedule(np.arange(100))
+    assert (history["kl"] <= 2 * radius).mean() >= 0.95  # of the mean of all participants' steps

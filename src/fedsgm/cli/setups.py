@@ -84,18 +84,33 @@ def cartpole(
     hidden: Annotated[str, option(panel=PROBLEM, help="Widths of the policy's hidden layers.")] = "128,128",
     environments: Annotated[int, option(panel=PROBLEM, help="Environments a client plays side by side.")] = 5,
     steps: Annotated[int, option(panel=PROBLEM, help="Steps that it plays in each, a round.")] = 200,
-    kl_radius: Annotated[float, option(panel=PROBLEM, help="Trust region of a local step, as a divergence.")] = 0.003,
+    kl_radius: Annotated[float, option(panel=PROBLEM, help="Trust region of a local step, as a divergence.")] = 0.02,
     decay: Annotated[bool, option(panel=PROBLEM, help="Shrink the trust region from round to round.")] = True,
-    damping: Annotated[float, option(panel=PROBLEM, help="Added to the Fisher information's diagonal.")] = 0.001,
+    damping: Annotated[float, option(panel=PROBLEM, help="Added to the Fisher information's diagonal.")] = 0.01,
     solver: Annotated[str, option(panel=PROBLEM, help="Of the natural gradient: gram (exact) or cg.")] = "gram",
     line_search: Annotated[
-        bool, option("--line-search", panel=PROBLEM, help="Shorten a step until the surrogate rises.")
+        bool,
+        option(
+            "--line-search", panel=PROBLEM, help="Shorten a step until it is within its radius and the surrogate rises."
+        ),
     ] = False,
-    split: Annotated[int, option(panel=PROBLEM, help="Seed of the policy that every run starts from.")] = 0,
+    all_episodes: Annotated[
+        bool,
+        option(
+            "--all-episodes", panel=PROBLEM, help="Decide by episodes that outlast the batch too, run to their end."
+        ),
+    ] = False,
+    gae: Annotated[float, option(panel=PROBLEM, help="Lambda of generalised advantage estimation; 1 is none.")] = 1.0,
+    mix: Annotated[
+        str, option(panel=PROBLEM, help="Reward and cost: mixed as advantages, or as steps of a radius each.")
+    ] = "steps",
+    split: Annotated[
+        int | None, option(panel=PROBLEM, help="Seed of the policy that every run starts from; its own if not given.")
+    ] = None,
 ) -> tuple[Any, Load]:
     """Balance a pole for as long as possible with the cost of forbidden places within the clients' budgets.
 
-    The defaults are the paper's experiment; a centralised run wants --centralized --kl-radius 0.0005.
+    The defaults are the paper's experiment.
     """
     from fedsgm.tasks import cmdp
 
@@ -112,6 +127,9 @@ def cartpole(
         damping=damping,
         solver=solver,
         line_search=line_search,
+        gae=gae,
+        mix=mix,
+        **{"finished": False} if all_episodes else {},
         **{} if decay else {"schedule": None},
     )
     return experiment.task, lambda: (experiment.clients, experiment.params, None)

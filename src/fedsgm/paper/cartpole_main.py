@@ -1,8 +1,8 @@
-"""CartPole: reward and cost, hard and soft switching, federated and centralised."""
+"""CartPole: reward and cost, hard and soft switching, federated and centralised; the trust region kept."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -12,38 +12,37 @@ from fedsgm.paper.study import Findings, Run, Scale, Study, Table
 from fedsgm.results.result import Result
 
 _COMPRESSION = "K/d = 0.5"
+RULES = ("soft", "hard")
 
 
 def _lines(scale: Scale) -> dict[str, Run]:
-    rules = scale.of(tuple(cartpole.RULES), ("soft, ceiling 0.5", "hard"))
-    lines = {rule: cartpole.run(scale, rule, compression=_COMPRESSION) for rule in rules}
-    if not scale.quick:
-        lines |= {f"{rule}, no compression": cartpole.run(scale, rule) for rule in rules}
-        lines |= {f"{rule}, centralised": cartpole.run(scale, rule, centralised=True) for rule in rules}
-    return lines
+    compressed = {rule: cartpole.run(scale, rule, compression=_COMPRESSION) for rule in RULES}
+    if scale.quick:
+        return compressed
+    plain = {f"{rule}, no compression": cartpole.run(scale, rule) for rule in RULES}
+    return plain | {f"{rule}, centralised": cartpole.run(scale, rule, centralised=True) for rule in RULES} | compressed
 
 
 def findings(results: Mapping[str, Result], scale: Scale) -> Findings:
     lines = {label: results[run.name] for label, run in _lines(scale).items()}
     groups = {
-        f"federated, m/n = 0.7, {_COMPRESSION}": {label: lines[label] for label in lines if label in cartpole.RULES},
+        f"federated, m/n = 0.7, {_COMPRESSION}": {label: lines[label] for label in lines if label in RULES},
         "federated, m/n = 0.7, no compression": {label: lines[label] for label in lines if "no compression" in label},
         "centralised": {label: lines[label] for label in lines if "centralised" in label},
     }
     claims = []
-    for soft in (label for label in lines if label in cartpole.RULES and label != "hard"):
+    for where in ("", ", no compression") if "soft, no compression" in lines else ("",):
+        soft, hard = (lines[rule + where] for rule in RULES)
         claims += [
             compared(
-                f"Soft switching learns faster than hard ({soft})",
+                f"Soft switching learns faster than hard{where}",
                 "minus the mean reward of all rounds",
-                (soft, -_mean_reward(lines[soft])),
-                ("hard", -_mean_reward(lines["hard"])),
+                *_paired(("soft", -_mean_reward(soft)), ("hard", -_mean_reward(hard))),
             ),
             compared(
-                f"Soft switching keeps the budget better than hard ({soft})",
+                f"Soft switching keeps the budget better than hard{where}",
                 "share of the last 100 rounds over the budget",
-                (soft, cartpole.over_budget(lines[soft])),
-                ("hard", cartpole.over_budget(lines["hard"])),
+                *_paired(("soft", cartpole.over_budget(soft)), ("hard", cartpole.over_budget(hard))),
             ),
         ]
     if "hard, centralised" in lines:
@@ -61,6 +60,7 @@ def findings(results: Mapping[str, Result], scale: Scale) -> Findings:
         "round 500",
         "mean reward of all rounds",
         "last 100 rounds over budget",
+        "rounds within twice the radius",
     ]
     rows = [
         [
@@ -68,11 +68,18 @@ def findings(results: Mapping[str, Result], scale: Scale) -> Findings:
             *(" / ".join(f"{values.mean():.1f}" for values in cartpole.at(result, t)) for t in (100, 500)),
             f"{_mean_reward(result).mean():.1f}",
             f"{cartpole.over_budget(result).mean():.0%}",
+            f"{cartpole.within_radius(result):.1%}",
         ]
         for label, result in lines.items()
     ]
     tables = [Table("Means over seeds", header, rows), cartpole.by_seed(lines)]
     return Findings(cartpole.picture({title: group for title, group in groups.items() if group}, scale), tables, claims)
+
+
+def _paired(*lines: tuple[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """The runs of the seeds that both have."""
+    seeds = min(len(values) for _, values in lines)
+    return ((label, values[:seeds]) for label, values in lines)
 
 
 def _mean_reward(result: Result) -> np.ndarray:

@@ -24,6 +24,7 @@ _TOTAL, _MOMENT = _CART + _POLE, _POLE * _HALF_LENGTH
 EDGE, FALL = 2.4, 12 * 2 * math.pi / 360
 BANDS = ((-2.4, -2.2), (-1.3, -1.1), (-0.1, 0.1), (1.1, 1.3), (2.2, 2.4))
 HORIZON = 200
+SETTINGS = {"radius": 0.02, "schedule": HarmonicDecay(100), "damping": 0.01, "mix": "steps"}
 INTEGRATORS = ("euler", "semi-implicit")
 
 
@@ -88,7 +89,10 @@ class CartPole:
 
 
 class Experiment(NamedTuple):
-    """What ``simulate`` needs: ``simulate(algorithm, task, clients, params, rounds=500)``."""
+    """What ``simulate`` needs: ``simulate(algorithm, task, clients, params, rounds=500)``.
+
+    ``params`` is a function of the seed, or parameters.
+    """
 
     task: CMDP
     clients: np.ndarray
@@ -102,7 +106,7 @@ def load(
     budgets: tuple[float, float] = (25.0, 35.0),
     environment: CartPole | None = None,
     hidden: tuple[int, ...] = (128, 128),
-    policy_seed: int = 0,
+    policy_seed: int | None = None,
     **settings: Any,
 ) -> Experiment:
     """The paper's experiment: ten clients with budgets from 25 to 35, a network of 17,410 parameters.
@@ -111,16 +115,18 @@ def load(
         budgets: the clients' budgets are evenly spaced between these two; a single client has their mean.
         environment: the paper's bands and angle with two actions, unless another is given.
         hidden: sizes of the policy's hidden layers.
-        policy_seed: of the policy that every run starts from.
+        policy_seed: of the policy that every run starts from; with None, each starts from that of its own seed.
         settings: of :class:`CMDP`, in place of those that are known to work here.
     """
     check_count("load", "clients", clients)
-    check_count("load", "policy_seed", policy_seed, least=0)
+    if policy_seed is not None:
+        check_count("load", "policy_seed", policy_seed, least=0)
     environment = environment or CartPole()
     low, high = budgets
     policy = MLP((4, *hidden, 2), Gaussian() if environment.continuous else Categorical())
-    settings = {"horizon": HORIZON, "solver": "gram", "schedule": HarmonicDecay(), **settings}
-    batch = settings.get("environments", 5) * settings.get("steps", 200)
+    settings = {"horizon": HORIZON, "environments": 5, "steps": 200, "solver": "gram", **SETTINGS, **settings}
+    settings = {"finished": settings["steps"] >= settings["horizon"], **settings}
+    batch = settings["environments"] * settings["steps"]
     task = CMDP(
         environment,
         policy,
@@ -128,4 +134,5 @@ def load(
         **{"fisher_samples": min(200, batch), **settings},
     )
     algorithm = FedSGM(step_size=1.0, participants=math.ceil(0.7 * clients), rule=Soft(beta=0.3))
-    return Experiment(task, task.clients, policy.init(policy_seed), algorithm)
+    start = policy.init if policy_seed is None else policy.init(policy_seed)
+    return Experiment(task, task.clients, start, algorithm)

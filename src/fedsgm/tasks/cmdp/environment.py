@@ -92,11 +92,13 @@ def rollout(
     environments: int,
     steps: int,
     horizon: int,
+    finished: bool = False,
 ) -> tuple[Steps, jax.Array]:
     """``steps`` steps of each of ``environments``, and the mean reward and cost of the episodes begun in them.
 
-    An episode that is over is followed by a new one. Those still running at the end are run to their end, for their
-    returns only: averages over the episodes that happen to end in time would favour short ones.
+    An episode that is over is followed by a new one. Those still running at the end are run to their end, for what is
+    to go from their steps. Their returns count as well, unless only those that ``finished`` in time shall: a mean that
+    favours short episodes.
     """
     reset_key, noise_key, step_key, finish_key = jax.random.split(key, 4)
     starts = jax.vmap(jax.vmap(environment.reset))(jax.random.split(reset_key, (steps + 1, environments)))
@@ -123,6 +125,9 @@ def rollout(
 
     _, to_go = jax.lax.scan(add, rest, (gains, done), reverse=True)
     begun = (times == 0)[..., None]
+    if finished:
+        latest = jnp.cumsum(begun[::-1], 0)[::-1] == 1
+        begun &= ~(latest & (last.times > 0)[:, None])
     returns = jnp.sum(jnp.where(begun, to_go, 0), (0, 1)) / jnp.sum(begun)
     gathered = Steps(observations, actions, outputs, times, to_go)
     return jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1).reshape(-1, *a.shape[2:]), gathered), returns

@@ -20,6 +20,7 @@ from fedsgm.tasks.cmdp.environment import Environment, Steps, check, episodes, r
 from fedsgm.tasks.cmdp.policies import MLP, Policy
 
 SOLVERS = ("cg", "gram")
+MIXES = ("advantages", "steps")
 
 
 @struct
@@ -35,8 +36,8 @@ class CMDP:
     """Maximise the mean reward of an episode subject to its mean cost staying within the clients' budgets.
 
     The objective is minus the reward. Client j measures its mean cost minus ``budgets[j]`` on whole episodes, and takes
-    its local step, a trust-region step of the mixed advantages, from the same trajectories. The step is the message,
-    so ``FedSGM(step_size=1.0, ...)`` applies it as it is.
+    its local step, a trust-region step, from the same trajectories. The step is the message, so
+    ``FedSGM(step_size=1.0, ...)`` applies it as it is.
 
     Args:
         environment, policy: see :class:`Environment` and :class:`Policy`.
@@ -45,9 +46,15 @@ class CMDP:
         environments, steps: a client's batch is that many environments side by side, that many steps each.
         radius: of a local step, as a mean KL divergence; ``schedule(round)``, if there is one, is multiplied to it.
         damping: added to the Fisher information's diagonal.
-        fisher_samples: the Fisher information is taken on so many of a batch's states, the first environments'.
+        fisher_samples: the Fisher information is taken on so many of a batch's states, evenly spread over it.
         solver: "cg", conjugate gradient in ``cg_iterations`` steps for any policy; "gram", exact, for an ``MLP``.
-        line_search: shorten a step until the surrogate rises and the divergence is within the radius.
+        line_search: shorten a step until the surrogate rises and the divergence on all of the batch's states is within
+            the radius. The divergence is nearly convex, so that the mean of such steps keeps within it as well.
+        gae: lambda of generalised advantage estimation; at 1, what is to go minus the critic's guess.
+        mix: "advantages", one step of the mixed advantages; or "steps", a step for the reward and one for the cost,
+            each as long as the radius has it, mixed by the rule's weights.
+        finished: the rule decides by the episodes that began and ended within the batch, as is usual, though it favours
+            short ones; otherwise by all that began, run to their end.
         evaluation_episodes: whole episodes a client plays where the true values are measured.
     """
 
@@ -64,6 +71,9 @@ class CMDP:
     solver: str = static(default="cg")
     cg_iterations: int = static(default=10)
     line_search: bool = static(default=False)
+    gae: float = 1.0
+    mix: str = static(default="advantages")
+    finished: bool = static(default=False)
     evaluation_episodes: int = static(default=5)
 
     def __post_init__(self) -> None:
@@ -71,13 +81,19 @@ class CMDP:
             check_count("CMDP", name, getattr(self, name))
         check_number("CMDP", "radius", self.radius, above=0)
         check_number("CMDP", "damping", self.damping, above=0)
-        if self.solver not in SOLVERS:
-            raise SettingError(f"CMDP: solver={self.solver!r}, but it must be {' or '.join(SOLVERS)}")
+        check_number("CMDP", "gae", self.gae, least=0, most=1)
+        for name, known in (("solver", SOLVERS), ("mix", MIXES)):
+            if getattr(self, name) not in known:
+                raise SettingError(f"CMDP: {name}={getattr(self, name)!r}, but it must be {' or '.join(known)}")
         if self.solver == "gram" and not hasattr(self.policy, "factors"):
             raise SettingError("CMDP: solver='gram' is for an MLP; take solver='cg' for a policy of another form")
         if self.fisher_samples > self.environments * self.steps:
             raise SettingError(
                 f"CMDP: fisher_samples={self.fisher_samples}, but a batch has {self.environments * self.steps} steps"
+            )
+        if self.finished and self.steps < self.horizon:
+            raise SettingError(
+                f"CMDP: finished=True, but of steps={self.steps} an episode of horizon={self.horizon} may not finish"
             )
         object.__setattr__(self, "budgets", _budgets(self.budgets))
 
@@ -144,9 +160,10 @@ class CMDP:
             environments=self.environments,
             steps=self.steps,
             horizon=self.horizon,
+            finished=self.finished,
         )
         statistics = {"reward": returns[0], "cost": returns[1], "excess": returns[1] - data["budget"]}
-        return statistics, Kept(steps, trpo.advantages(steps, self.horizon))
+        return statistics, Kept(steps, trpo.advantages(steps, self.horizon, self.environments, self.gae))
 
     def combine(self, statistics: Any, tolerance: Any, key: jax.Array, heard: jax.Array | None = None) -> Measured:
         """The clients' mean cost over their budgets, and its standard error."""
@@ -162,26 +179,34 @@ class CMDP:
     def direction(
         self, params: Any, direction: Direction, data: Any, kept: Kept, key: jax.Array, *, batch_size: int | None
     ) -> Any:
-        """Minus a trust-region step; reward and cost are mixed before its length is set."""
+        """Minus a trust-region step of the mixed advantages, or the mean of the reward's and the cost's."""
         _refuse(batch_size)
-        advantage = direction.objective * kept.advantages[0] - direction.weight * kept.advantages[1]
+        reward, cost = kept.advantages
+        shares, mixed = [direction.objective, direction.weight], [reward, -cost]
+        if self.mix == "advantages":
+            shares, mixed = [jnp.float32(1)], [direction.objective * reward - direction.weight * cost]
+        batch = self.environments * self.steps
+        spread = np.arange(self.fisher_samples) * batch // self.fisher_samples
 
         # One client after another: products of matrices in batches are slow on a CPU, and a client's fill it.
         @jax.custom_batching.sequential_vmap  # type: ignore[untyped-decorator]
-        def step(params: Any, steps: Steps, advantage: jax.Array, radius: jax.Array, damping: jax.Array) -> Any:
-            sample = steps.observations[: self.fisher_samples]
+        def step(params: Any, steps: Steps, mixed: Any, radius: jax.Array, damping: jax.Array) -> Any:
+            sample = steps.observations[spread]
 
             def solve(gradient: Any) -> tuple[Any, jax.Array]:
                 if self.solver == "gram":
                     return trpo.by_gram(cast(MLP, self.policy), params, gradient, sample, damping)
                 return trpo.by_conjugate_gradient(self.policy, params, gradient, sample, damping, self.cg_iterations)
 
-            return trpo.trust_region_step(
-                self.policy, params, steps, advantage, radius, solve, line_search=self.line_search
-            )
+            return [
+                trpo.trust_region_step(
+                    self.policy, params, steps, advantage, radius, solve, line_search=self.line_search
+                )
+                for advantage in mixed
+            ]
 
-        taken = step(params, kept.steps, advantage, jnp.float32(self.radius), jnp.float32(self.damping))
-        return jax.tree.map(jnp.negative, taken)
+        taken = step(params, kept.steps, mixed, jnp.float32(self.radius), jnp.float32(self.damping))
+        return jax.tree.map(lambda *parts: -sum(map(jnp.multiply, shares, parts)), *taken)
 
     def inspect(self, before: Any, after: Any, kept: Kept) -> dict[str, jax.Array]:
         """The mean KL divergence that the round's step, of all participants together, made on the client's states."""

@@ -1,8 +1,8 @@
 """Trust-region policy steps: advantages, the natural gradient, and a length set by the KL divergence.
 
 A step moves along x = (F + damping I)^-1 g, where g is the surrogate's gradient and F the Fisher information of the
-policy on a sample of the states, and is as long as makes x^T F x / 2, the KL divergence on that sample to second order,
-the radius. On states that x was not fitted to, the divergence is larger, up to several times where few were sampled.
+policy on a sample of the states, and is as long as makes x^T (F + damping I) x / 2 the radius: the KL divergence on
+that sample to second order, and the damping's share, which stands for the states that x was not fitted to.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from fedsgm.tasks.cmdp.environment import Steps
 from fedsgm.tasks.cmdp.policies import MLP, Policy
 
 _RIDGE = 1e-3
-_BACKTRACK, _TRIES = 0.5, 10
+_BACKTRACK, _TRIES = 0.7, 20
 _TINY = 1e-30
 _RESIDUAL = 1e-10  # of what CG starts with: the number of iterations is what ends it
 
 
-def advantages(steps: Steps, horizon: int) -> jax.Array:
-    """Reward and cost to go minus a ridge regression on [s, s^2, t, t^2, t^3, 1], each of mean zero: [2, steps].
+def advantages(steps: Steps, horizon: int, environments: int, gae: Any) -> jax.Array:
+    """Reward's and cost's advantages, each of mean zero: [2, steps].
 
-    The regression is the client's own and new each round, so that no critic travels. Advantages are not divided by
+    The critic is a ridge regression of what is to go on [s, s^2, t, t^2, t^3, 1], the client's own and new each round,
+    so that none travels. With residuals e_t of that regression, zero after an episode's end, generalised advantage
+    estimation is A_t = e_t - e_{t+1} + gae A_{t+1}: the residual itself at ``gae`` 1. Advantages are not divided by
     their spread: their size is what tells how much reward and cost weigh against each other.
     """
     s = steps.observations.reshape(len(steps.times), -1)
@@ -35,7 +37,19 @@ def advantages(steps: Steps, horizon: int) -> jax.Array:
     normal = features.T @ features + _RIDGE * jnp.eye(features.shape[1])
     weights = jax.scipy.linalg.solve(normal, features.T @ steps.to_go, assume_a="pos")
     rest = steps.to_go - features @ weights
-    return (rest - jnp.mean(rest, 0)).T
+    by_time = jnp.swapaxes(rest.reshape(environments, -1, 2), 0, 1)
+    begins = steps.times.reshape(environments, -1).T == 0
+    ends = jnp.concatenate([begins[1:], jnp.ones((1, environments), bool)])
+
+    def add(after: tuple[jax.Array, jax.Array], given: Any) -> tuple[Any, jax.Array]:
+        rest, end = given
+        advantage = rest - jnp.where(end[:, None], 0, after[0] - gae * after[1])
+        return (rest, advantage), advantage
+
+    nothing = jnp.zeros((environments, 2))
+    _, found = jax.lax.scan(add, (nothing, nothing), (by_time, ends), reverse=True)
+    found = jnp.swapaxes(found, 0, 1).reshape(-1, 2)
+    return (found - jnp.mean(found, 0)).T
 
 
 def surrogate(policy: Policy, outputs: jax.Array, steps: Steps, advantage: jax.Array) -> jax.Array:
@@ -54,7 +68,7 @@ def kl(policy: Policy, before: Any, after: Any, observations: jax.Array) -> jax.
 def by_conjugate_gradient(
     policy: Policy, params: Any, gradient: Any, observations: jax.Array, damping: jax.Array, iterations: int
 ) -> tuple[Any, jax.Array]:
-    """x and x^T F x for any policy, from products with its Jacobian."""
+    """x and x^T (F + damping I) x for any policy, from products with its Jacobian."""
     outputs, forward = jax.linearize(lambda params: _outputs(policy, params, observations), params)
     backward = jax.linear_transpose(forward, params)
     roots = policy.distribution.fisher_root(outputs)
@@ -67,16 +81,16 @@ def by_conjugate_gradient(
         return jax.tree.map(lambda a, b: a + damping * b, product, x)
 
     x, _ = jax.scipy.sparse.linalg.cg(damped, gradient, maxiter=iterations, tol=_RESIDUAL)
-    return x, jnp.sum(along(x) ** 2)
+    return x, jnp.sum(along(x) ** 2) + damping * sum(jnp.vdot(a, a) for a in jax.tree.leaves(x))
 
 
 def by_gram(
     policy: MLP, params: Any, gradient: Any, observations: jax.Array, damping: jax.Array
 ) -> tuple[Any, jax.Array]:
-    """x and x^T F x by an exact solve as large as the sample.
+    """x and x^T (F + damping I) x by an exact solve as large as the sample.
 
-    With F = J^T J / M and (J J^T + damping M I) y = J g, x = (g - J^T y) / damping and x^T F x = M |y|^2. Entries of
-    J J^T are sums over layers of products of two inner products, of inputs and of derivatives: J is never formed.
+    With F = J^T J / M and (J J^T + damping M I) y = J g, x = (g - J^T y) / damping. Entries of J J^T are sums over
+    layers of products of two inner products, of inputs and of derivatives: J is never formed.
     """
     factors = policy.factors(params, observations, policy.distribution.fisher_root)
     samples, rank = factors[0][1].shape[:2]
@@ -99,7 +113,9 @@ def by_gram(
         each = jnp.einsum("nrw,nr->nw", slopes, y)
         return {"b": (layer["b"] - jnp.sum(each, 0)) / damping, "w": (layer["w"] - inputs.T @ each) / damping}
 
-    return [back(*factor, layer) for factor, layer in zip(factors, gradient, strict=True)], samples * jnp.sum(y**2)
+    x = [back(*factor, layer) for factor, layer in zip(factors, gradient, strict=True)]
+    square = samples * jnp.sum(y**2) + damping * sum(jnp.vdot(a, a) for a in jax.tree.leaves(x))
+    return x, square
 
 
 def trust_region_step(
@@ -112,7 +128,7 @@ def trust_region_step(
     *,
     line_search: bool,
 ) -> Any:
-    """The change of the parameters that raises the surrogate; ``solve(gradient)`` gives x and x^T F x."""
+    """The change of the parameters that raises the surrogate; ``solve(gradient)`` gives x and its square."""
     outputs, backward = jax.vjp(lambda params: _outputs(policy, params, steps.observations), params)
     value, slope = jax.value_and_grad(lambda outputs: surrogate(policy, outputs, steps, advantage))(outputs)
     x, square = solve(backward(slope)[0])
