@@ -330,7 +330,8 @@ class TestClaims:
         cells = {row[0]: row for row in findings.tables[0].rows}
         assert cells["float8"][2] == "199.1 / 26.5"
         assert cells["float8"][1] == "91.4 / 31.4*"
-        assert cells["float8"][5] == ("10 of 10" if good else "0 of 10")
+        assert cells["float8"][5] == ("5 of 5" if good else "0 of 5")
+        assert cells["no compression"][5] == ("20 of 20" if good else "0 of 20")
 
 
 def toy_runs():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.core.algorithm import FedSGM
@@ -103,7 +104,7 @@ def within_radius(result: Result) -> float:
     """The share of all rounds whose step diverged by no more than twice the radius."""
     problem, kl = result.settings["problem"], result.history["kl"]
     decay = {name: problem["schedule"][name] for name in ("over", "least")}
-    return float((kl <= 2 * problem["radius"] * cmdp.HarmonicDecay(**decay)(np.arange(kl.shape[1]))).mean())
+    return float((kl <= 2 * problem["radius"] * cmdp.HarmonicDecay(**decay)(jnp.arange(kl.shape[1]))).mean())
 
 
 _LOOK = Look(
