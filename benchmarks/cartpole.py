@@ -75,7 +75,8 @@ def clock(run: Callable[[int], object], rounds: int) -> Callable[[], Cost]:
 
 def simulate(rounds: int) -> fs.Result:
     """The experiment as a user runs it, true values at the end only; all contenders start from the same policy."""
-    task, _, params, _ = cmdp.load(clients=CLIENTS, policy_seed=0, radius=RADIUS, schedule=None)
+    same = {"radius": RADIUS, "schedule": None, "damping": DAMPING, "mix": "advantages", "finished": False}
+    task, _, params, _ = cmdp.load(clients=CLIENTS, policy_seed=0, **same)
     algorithm = fs.FedSGM(1.0, rule=fs.Soft(BETA))
     return fs.simulate(algorithm, task, task.clients, params, rounds=rounds, evaluate_every=0, progress=False)
 
@@ -172,9 +173,10 @@ def step(
     score = torch.nn.functional.one_hot(actions, 2) - p
     gradient = products(inputs, slopes(layers, inputs, score * advantage[..., None] / n))
 
-    some = [a[:, :FISHER] for a in inputs]
+    spread = n // FISHER
+    some = [a[:, ::spread] for a in inputs]
     root = torch.sqrt(p.prod(-1, keepdim=True)) * torch.tensor([-1.0, 1.0])
-    deltas = slopes(layers, some, root[:, :FISHER])
+    deltas = slopes(layers, some, root[:, ::spread])
     pairs = list(zip(some, deltas, strict=True))
     gram = sum((a @ a.mT + 1) * (d @ d.mT) for a, d in pairs)
     along = sum(((a @ w + b[:, None]) * d).sum(-1) for (a, d), (w, b) in zip(pairs, gradient, strict=True))
@@ -183,7 +185,8 @@ def step(
     back = products(some, [d * y for d in deltas])
     x = [((w - dw) / DAMPING, (b - db) / DAMPING) for (w, b), (dw, db) in zip(gradient, back, strict=True)]
 
-    length = torch.sqrt(2 * RADIUS / (FISHER * (y[..., 0] ** 2).sum(-1)).clamp_min(1e-30))
+    norm = sum((w**2).sum((-2, -1)) + (b**2).sum(-1) for w, b in x)
+    length = torch.sqrt(2 * RADIUS / (FISHER * (y[..., 0] ** 2).sum(-1) + DAMPING * norm).clamp_min(1e-30))
     return [((length[:, None, None] * w).mean(0), (length[:, None] * b).mean(0)) for w, b in x]
 
 
