@@ -222,7 +222,11 @@ def test_a_comparison_is_a_paired_test():
 
 
 @pytest.mark.parametrize(
-    ("name", "quick"), [*((name, True) for name in NAMES), ("np-beta", False), ("cartpole-compression", False)]
+    ("name", "quick"),
+    [
+        *((name, True) for name in NAMES),
+        *((name, False) for name in ("np-beta", "cartpole-main", "cartpole-compression")),
+    ],
 )
 def test_every_study_says_what_it_found(name, quick, tmp_path, monkeypatch):
     rng = np.random.default_rng(0)

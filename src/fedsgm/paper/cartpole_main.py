@@ -57,15 +57,17 @@ def findings(results: Mapping[str, Result], scale: Scale) -> Findings:
     header = [
         "run",
         "reward / cost, round 100",
+        "paper",
         "round 500",
+        "paper",
         "mean reward of all rounds",
         "last 100 rounds over budget",
         "rounds within twice the radius",
     ]
     rows = [
         [
-            label,
-            *(" / ".join(f"{values.mean():.1f}" for values in cartpole.at(result, t)) for t in (100, 500)),
+            f"{label}, {len(_mean_reward(result))} seeds",
+            *_beside_the_paper(label, result),
             f"{_mean_reward(result).mean():.1f}",
             f"{cartpole.over_budget(result).mean():.0%}",
             f"{cartpole.within_radius(result):.1%}",
@@ -74,6 +76,16 @@ def findings(results: Mapping[str, Result], scale: Scale) -> Findings:
     ]
     tables = [Table("Means over seeds", header, rows), cartpole.by_seed(lines)]
     return Findings(cartpole.picture({title: group for title, group in groups.items() if group}, scale), tables, claims)
+
+
+def _beside_the_paper(label: str, result: Result) -> list[str]:
+    """Reward and cost at rounds 100 and 500, each followed by what the paper's table has for soft switching."""
+    rule, _, where = label.partition(", ")
+    cells = []
+    for round, paper in zip((100, 500), cartpole.PAPER[where or _COMPRESSION], strict=True):
+        cells.append(" / ".join(f"{values.mean():.1f}" for values in cartpole.at(result, round)))
+        cells.append(" / ".join(f"{value:.1f}" for value in paper) if rule == "soft" else "")
+    return cells
 
 
 def _paired(*lines: tuple[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
