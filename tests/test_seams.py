@@ -92,6 +92,7 @@ SEAMS = {
     "transforms": {"uplink": fs.chain(Clip(0.5), Momentum(0.9), Noise(0.01), TOP), "downlink": TOP},
     "transforms alone": {"uplink": fs.chain(Momentum(0.9), Clip(0.5))},
     "adam": {"server": optax.adam(0.05), "uplink": TOP, "downlink": TOP},
+    "no memory": {"memory": False, "uplink": fs.chain(Clip(0.5), TOP), "downlink": TOP},
     "schedule": {"server": optax.sgd(optax.cosine_decay_schedule(0.2, ROUNDS), momentum=0.9)},
 }
 

@@ -121,7 +121,7 @@ def test_grid_refuses(vary, message):
 def test_settings_that_another_rule_uses_are_left_out():
     """From what each rule is: only the soft one has a beta, and so on; ipp-conex has no step size and no clients."""
     everything = {
-        **{"margin": 1, "query": 1, "unheard": 1},
+        **{"margin": 1, "query": 1, "unheard": 1, "memory": 1},
         **{"beta": 1, "rho": 1, "dual_step": 1, "augment": 1, "proximal": 1, "primal_scale": 1, "dual_scale": 1},
         **{
             "offset": 1,
@@ -135,7 +135,7 @@ def test_settings_that_another_rule_uses_are_left_out():
         **{"rounds": 1, "bound": 1, "local_steps": 1, "radius": 1, "tolerance": 1, "batch_size": 1},
     }
     shared = {"rounds", "bound", "local_steps", "radius", "tolerance", "batch_size"}
-    federated = {"step_size", "participants", "query", "unheard", "uplink", "downlink", "centralized"}
+    federated = {"step_size", "participants", "query", "unheard", "uplink", "downlink", "memory", "centralized"}
     expected = {
         "hard": shared | federated | {"margin"},
         "soft": shared | federated | {"beta", "margin"},
@@ -297,6 +297,7 @@ VALUES = {
     "centralized": "true",
     "query": "all",
     "unheard": "left-out",
+    "memory": "false",
 }
 
 

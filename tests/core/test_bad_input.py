@@ -90,6 +90,7 @@ A_COUNT = "but it must be a whole number, 1 or more$"
         ({"rule": "hard"}, r"^(FedSGM|simulate): rule='hard', but it must be a rule"),
         ({"rule": Hard}, r"^(FedSGM|simulate): rule=.*Hard.*, but it must be a rule"),
         ({"uplink": "topk"}, r"^(FedSGM|simulate): uplink='topk', but it must be a compressor"),
+        ({"memory": 1}, r"^FedSGM: memory=1, but it must be True or False$"),
         ({"downlink": None}, r"^(FedSGM|simulate): downlink=None, but it must be a compressor"),
         ({"uplink": TopK}, r"^(FedSGM|simulate): uplink=.*TopK.*, but it must be a compressor"),
         ({"project": 3}, r"^(FedSGM|simulate): project=3, but it must be a function"),

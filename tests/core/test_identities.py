@@ -188,6 +188,30 @@ def test_hard_one_step_all_clients_top_k_both_ways_is_safe_ef(quadratic):
     np.testing.assert_allclose(run(algorithm, quadratic, rounds=100).last, w, rtol=1e-4, atol=1e-5)
 
 
+def test_without_memory_what_a_compressor_leaves_out_is_lost(quadratic):
+    """In NumPy: the clients' largest entries, and of the server's step its largest; everything else is dropped."""
+    _problem, _clients, a, b = quadratic
+    eta, k = 0.05, 2
+
+    def top(v):
+        kept = np.argsort(-np.abs(v), kind="stable")[:k]
+        return np.where(np.isin(np.arange(len(v)), kept), v, np.float32(0))
+
+    w = np.ones(D, np.float32)
+    for _ in range(40):
+        gradients = b if np.mean(b @ w) > np.float32(0.7) else w - a
+        w = w - top(np.float32(eta) * np.mean([top(gradient) for gradient in gradients], axis=0))
+    links = {"uplink": fs.TopK(count=k), "downlink": fs.TopK(count=k)}
+    without = run(fs.FedSGM(step_size=eta, memory=False, **links), quadratic, rounds=40)
+    np.testing.assert_allclose(without.last, w, rtol=1e-4, atol=1e-5)
+    assert np.abs(without.last - run(fs.FedSGM(step_size=eta, **links), quadratic, rounds=40).last).max() > 0.01
+
+
+def test_without_compression_there_is_nothing_to_remember(quadratic):
+    options = {"step_size": 0.05, "local_steps": 2, "participants": 4}
+    assert_same(run(fs.FedSGM(memory=False, **options), quadratic), run(fs.FedSGM(**options), quadratic))
+
+
 def test_projection_is_on_the_servers_model_where_the_downlink_is_compressed(quadratic):
     """x stays in X; w, a replica that lags behind, need not."""
     problem, clients, *_ = quadratic

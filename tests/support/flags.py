@@ -202,6 +202,11 @@ CASES = [
         lambda run, _: run.algorithm["rule"]["margin"] == {"is": "StandardErrors", "count": 1.645},
     ),
     Case(
+        "--no-memory",
+        lambda run, base: run.algorithm["memory"] is False and run.toml["memory"] is False and differs(run, base),
+    ),
+    Case("--memory", lambda run, base: run.algorithm["memory"] is True and same_bits(run.folder, base.folder)),
+    Case(
         "--participants 0 --clients 7",
         lambda run, base: (
             run.algorithm["participants"] is None

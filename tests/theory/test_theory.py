@@ -839,6 +839,8 @@ def test_a_run_that_leaves_the_theory_is_told_so():
     assert fitting.tolerance == pytest.approx(least)
     fs.simulate(fitting, PROBLEM, on.clients, start, rounds=2000, evaluate_every=0, progress=False)  # no warning
     assert told(soft, 1000) == ["rounds is 1000, but the promise was made for 2000"]
+    forgetful = dataclasses.replace(soft, memory=False)
+    assert told(forgetful, 2000) == ["error feedback is off, but the promise was made with it"]
     tight = dataclasses.replace(soft, tolerance=1e-4)
     assert any(f"below the noise radius {radius:.3g}" in sentence for sentence in told(tight, 2000))
     impossible = dataclasses.replace(PROBLEM, constraints=[fs.Mean(constraint, name="g") <= -10.0])

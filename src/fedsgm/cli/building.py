@@ -46,6 +46,7 @@ def algorithm(flags: RunFlags, params: Any) -> Any:
         downlink=parse_compressor(flags.downlink, params),
         query=str(flags.query),
         unheard=flags.unheard.replace("-", " "),
+        memory=flags.memory,
         **shared,
     )
 

@@ -52,7 +52,7 @@ OWN: dict[RuleName, tuple[str, ...]] = {
 }
 """The flags that only some rules use, in the order that their classes take them."""
 
-_NOT_IPP_CONEX = ("step_size", "centralized", "participants", "query", "unheard", "uplink", "downlink")
+_NOT_IPP_CONEX = ("step_size", "centralized", "participants", "query", "unheard", "uplink", "downlink", "memory")
 
 
 def relevant(setting: dict[str, Any], rule: RuleName) -> dict[str, Any]:
@@ -116,6 +116,9 @@ class RunFlags:
     tolerance: Annotated[float, option(panel=ALGORITHM, help="Slack over the bound before a round switches.")] = 0.0
     uplink: Annotated[str, option(panel=ALGORITHM, help="Compression from clients: " + COMPRESSOR)] = "none"
     downlink: Annotated[str, option(panel=ALGORITHM, help="Compression to clients, as for uplink.")] = "none"
+    memory: Annotated[
+        bool, option(panel=ALGORITHM, help="Error feedback: what compression leaves out is sent later, not lost.")
+    ] = True
     radius: Annotated[float | None, option(panel=ALGORITHM, help="Keep the parameters in a ball of this radius.")] = (
         None
     )

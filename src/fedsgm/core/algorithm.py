@@ -79,8 +79,8 @@ class Server:
     """What the server carries from round to round.
 
     ``replica`` is w, the model that every client holds; ``model`` is x, the server's own, which differs from
-    it only where the downlink is compressed (None otherwise). ``rule`` and ``optimizer`` have the states of these, and
-    ``remembered`` the clients' last statistics, where the estimate is made of them.
+    it only where the downlink is compressed with error feedback (None otherwise). ``rule`` and ``optimizer`` have the
+    states of these, and ``remembered`` the clients' last statistics, where the estimate is made of them.
     """
 
     replica: jax.Array
@@ -113,6 +113,7 @@ class FedSGM:
             server decides on the last answers of all clients.
         unheard: what is done with ``query="memory"`` about clients that were never heard: they are ``"asked"`` first,
             in a query of their own, or ``"left out"`` of the estimate until their turn comes.
+        memory: False turns error feedback off, both ways: what a compressor leaves out is lost. For comparison only.
         promise: the guarantee that the settings were made for, by :meth:`from_theory`; of no effect on a run.
     """
 
@@ -129,6 +130,7 @@ class FedSGM:
     server: optax.GradientTransformation | None = static(default=None)
     query: str = static(default="participants")
     unheard: str = static(default="asked")
+    memory: bool = static(default=True)
     promise: Any = aside(default=None)
 
     @classmethod
@@ -168,6 +170,8 @@ class FedSGM:
             raise SettingError(f"FedSGM: rule={self.rule!r} is no struct; write @fedsgm.struct above its class")
         check_uplink("FedSGM", self.uplink)
         check_downlink("FedSGM", self.downlink)
+        if not isinstance(self.memory, bool):
+            raise SettingError(f"FedSGM: memory={self.memory!r}, but it must be True or False")
         if self.project is not None and not callable(self.project):
             raise SettingError(f"FedSGM: project={self.project!r}, but it must be a function of the parameters")
         if self.server is not None:
@@ -201,9 +205,9 @@ class FedSGM:
         return self.query == "memory" and self.unheard == "asked"
 
     def init(self, task: Flat, w: Any, clients: int, statistics: Any = None) -> Server:
-        """x_0 = w_0; no server model of its own where the downlink is not compressed."""
+        """x_0 = w_0; no server model of its own where the downlink is not compressed, or nothing is made up for."""
         check_rule(self.rule, tuple(task.task.bounds))
-        model = None if isinstance(self.downlink, Identity) else w
+        model = w if self.memory and not isinstance(self.downlink, Identity) else None
         optimizer = None if self.server is None else self.server.init(w)
         remembers = self.query == "memory" and statistics is not None
         remembered = Remembered.nothing(statistics, clients) if remembers else None
@@ -211,7 +215,7 @@ class FedSGM:
 
     def init_memory(self, d: int) -> Memory:
         """A client's: e_j = 0."""
-        return feedback.init(self.uplink, d)
+        return feedback.init(self.uplink, d, self.memory)
 
     def sample(self, key: jax.Array, clients: int) -> jax.Array:
         """S_t: m distinct clients, uniformly, in ascending order (line 2)."""

@@ -94,17 +94,18 @@ def _is_compressor(link: Any) -> bool:
 class Memory:
     """What a client keeps from one update to the next.
 
-    ``error`` is e_j of Algorithm 1, None where nothing is compressed; ``transforms`` has the state of each transform of
-    the uplink's chain.
+    ``error`` is e_j of Algorithm 1, None without compression or error feedback; ``transforms`` has the state of
+    each transform of the uplink's chain.
     """
 
     error: Any
     transforms: tuple[Any, ...] = ()
 
 
-def init(uplink: Uplink, d: int) -> Memory:
-    """A client's memory before its first update: e_j = 0."""
-    error = None if isinstance(compressor_of(uplink), Identity) else np.zeros(d, np.float32)
+def init(uplink: Uplink, d: int, remembers: bool = True) -> Memory:
+    """A client's memory before its first update: e_j = 0, if it ``remembers`` what a compressor leaves out."""
+    compresses = not isinstance(compressor_of(uplink), Identity)
+    error = np.zeros(d, np.float32) if compresses and remembers else None
     return Memory(error, tuple(transform.init(d) for transform in transforms_of(uplink)))
 
 
@@ -129,7 +130,7 @@ def send(uplink: Uplink, memory: Memory, update: jax.Array, key: jax.Array) -> t
 def take_back(memory: Memory, before: Memory, sent: Any) -> Memory:
     """The memory, where the server did not use a message: the vector that was sent is part of what it has to get.
 
-    Without a compressor there is nowhere to keep it; the update was in vain, and the memory is that before it.
+    Without an error memory there is nowhere to keep it; the update was in vain, and the memory is that before it.
     """
     return before if memory.error is None else replaced(memory, error=memory.error + sent)
 

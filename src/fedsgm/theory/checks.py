@@ -96,4 +96,6 @@ def _other_settings(method: Method, rounds: int, promise: dict[str, Any]) -> lis
         found.append(f"query is {asked!r}, but the promise was made for {promise['query']!r}")
     if method.settings.get("server") is not None:
         found.append("the server's step is an optimizer's, but the promise was made for a plain one")
+    if method.settings.get("memory") is False:
+        found.append("error feedback is off, but the promise was made with it")
     return found
