@@ -262,7 +262,7 @@ def test_a_statistic_must_fit():
         fs.Statistic(score, None)
     with pytest.raises(fs.SettingError, match="groups=1, but there must be 2 or more"):
         fairness.demographic_parity(score, by="group", groups=1)
-    with pytest.raises(fs.SettingError, match="follow='all', but it must be one of largest, random, sum"):
+    with pytest.raises(fs.SettingError, match="follow='all', but it must be one of shared, largest, random, sum"):
         fs.Problem(loss, [], "all")
 
 
@@ -286,11 +286,17 @@ class TestSeveralConstraints:
         measured = problem.combine(statistics, 0.0, jax.random.key(seed))
         return np.asarray(measured.guide[0]), float(measured.violation)
 
-    @pytest.mark.parametrize("follow", ["largest", "random", "sum"])
+    @pytest.mark.parametrize("follow", ["shared", "largest", "random", "sum"])
     def test_none_violated_is_the_nearest(self, follow):
         weights, violation = self.active(follow, [-0.3, -0.1, -0.2])
         np.testing.assert_array_equal(weights, [0, 1, 0])
         assert violation == pytest.approx(-0.1)
+
+    def test_shared(self):
+        np.testing.assert_allclose(self.active("shared", [0.3, 0.1, -0.2])[0], [0.75, 0.25, 0])
+        np.testing.assert_array_equal(self.active("shared", [-0.1, 0.0, 0.2])[0], [0, 0, 1])
+        np.testing.assert_array_equal(self.active("shared", [np.nan, 1e-30, -1])[0], [0, 1, 0])
+        np.testing.assert_array_equal(self.active("shared", [np.inf, np.inf, -1.0])[0], [0.5, 0.5, 0])
 
     def test_largest(self):
         np.testing.assert_array_equal(self.active("largest", [0.3, 0.1, -0.2])[0], [1, 0, 0])
@@ -305,7 +311,7 @@ class TestSeveralConstraints:
         assert share[2] == 0
         assert abs(share[0] - 0.5) < 5 * np.sqrt(0.25 / 200)
 
-    @pytest.mark.parametrize("follow", ["largest", "random", "sum"])
+    @pytest.mark.parametrize("follow", ["shared", "largest", "random", "sum"])
     def test_each_reaches_a_point_within_all_bounds(self, follow):
         """min |w - 1|^2 subject to w_i <= c_i: the optimum is min(1, c), in closed form.
 

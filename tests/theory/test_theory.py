@@ -815,6 +815,21 @@ def test_from_theory_refuses_what_no_theorem_covers(wrong, says):
         fs.FedSGM.from_theory(PROBLEM, on.clients, on.start.astype(np.float32), rounds=10, **wrong)
 
 
+def test_from_theory_covers_steps_on_violated_constraints_that_are_no_longer_than_one_s():
+    on = known()
+    start = on.start.astype(np.float32)
+    bounds = [fs.Mean(constraint, name=name) <= BOUND for name in ("first", "second")]
+    given = {"rounds": 100, "distance": 1.0, "lipschitz": on.lipschitz}
+
+    def made(follow):
+        problem = dataclasses.replace(PROBLEM, constraints=bounds, follow=follow)
+        return fs.FedSGM.from_theory(problem, on.clients, start, **given)
+
+    assert made("shared").step_size == made("largest").step_size
+    with pytest.raises(fs.SettingError, match="steps on the largest violation or shared between the violated"):
+        made("sum")
+
+
 def test_a_run_that_leaves_the_theory_is_told_so():
     on = known()
     start = on.start.astype(np.float32)

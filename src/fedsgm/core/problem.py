@@ -48,7 +48,7 @@ class Examples:
         return Examples(jax.tree.map(lambda a: a[chosen], self.examples), weights, jnp.int32(size))
 
 
-FOLLOW = ("largest", "random", "sum")
+FOLLOW = ("shared", "largest", "random", "sum")
 SPREAD = ("client", "worst", "median", "best")
 
 
@@ -56,10 +56,11 @@ SPREAD = ("client", "worst", "median", "best")
 class Problem:
     """Minimise ``objective`` subject to ``constraints``, over clients whose data stays where it is.
 
-    ``follow`` says which gradient a constraint step takes when there are several: that of the ``"largest"``
-    violation, of a ``"random"`` one of the violated, or the ``"sum"`` of the violated. Where none is violated
-    (a soft rule mixes before that), it is the one nearest to its bound. A rule that weighs each constraint by
-    itself, as :class:`PrimalDual` does, needs no such choice.
+    ``follow`` says which gradient a constraint step takes when there are several: ``"shared"`` between the violated in
+    proportion to their violations, that of the ``"largest"`` violation, of a ``"random"`` one of the violated, or the
+    ``"sum"`` of the violated, a longer step. Where none is violated (a soft rule mixes before that), it is the one
+    nearest to its bound. A rule that weighs each constraint by itself, as :class:`PrimalDual` does, needs no such
+    choice.
 
     >>> import fedsgm as fs
     >>> loss = lambda w, example: (w - example["a"]) ** 2
@@ -69,7 +70,7 @@ class Problem:
 
     objective: Mean
     constraints: Sequence[Constraint] = ()
-    follow: str = static(default="largest")
+    follow: str = static(default="shared")
 
     def __post_init__(self) -> None:
         if self.follow not in FOLLOW:
@@ -244,6 +245,10 @@ class Problem:
         if self.follow == "largest":
             return largest
         violated = jnp.float32(violations > 0)
+        if self.follow == "shared":
+            excess = jnp.clip(violations, 0, 1e30)  # so that their sum is finite
+            total = jnp.sum(excess)
+            return jnp.where(total > 0, excess / jnp.where(total > 0, total, 1), largest)
         if self.follow == "sum":
             return jnp.where(jnp.any(violated), violated, largest)
         draw = jax.random.uniform(key, violations.shape) * violated

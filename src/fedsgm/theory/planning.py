@@ -30,6 +30,7 @@ class _Chosen:
 
 _CHOSEN = tuple(field.name for field in dataclasses.fields(_Chosen))
 _MEASURED = ("distance", "lipschitz", "sigma")
+_COVERED = ("shared", "largest")  # a step is on violated constraints, and no longer than on one of them
 _TOLD = ("rule", "beta", "delta", "gradient_noise", "query_noise", "weak_convexity", "proximal", "multiplier", "form")
 
 
@@ -80,10 +81,10 @@ def plan(problem: Problem, clients: Any, params: Any, *, rounds: int, **settings
 def _check_covered(problem: Problem, clients: int, chosen: _Chosen, told: dict[str, Any]) -> None:
     for constraint in problem.constraints:
         mean = isinstance(constraint.quantity, Mean) and constraint.quantity.refuses and constraint.scale == 1
-        if not mean or problem.follow != "largest":
+        if not mean or problem.follow not in _COVERED:
             raise SettingError(
                 "from_theory: the theorems are for constraints that are means over all clients, of scale 1, "
-                "and steps on the largest violation"
+                "and steps on the largest violation or shared between the violated"
             )
         if constraint.sense != "<=":
             raise SettingError(
