@@ -92,6 +92,7 @@ SEAMS = {
     "transforms": {"uplink": fs.chain(Clip(0.5), Momentum(0.9), Noise(0.01), TOP), "downlink": TOP},
     "transforms alone": {"uplink": fs.chain(Momentum(0.9), Clip(0.5))},
     "adam": {"server": optax.adam(0.05), "uplink": TOP, "downlink": TOP},
+    "optimistic": {"server": optax.optimistic_gradient_descent(0.1), "uplink": TOP, "downlink": TOP},
     "no memory": {"memory": False, "uplink": fs.chain(Clip(0.5), TOP), "downlink": TOP},
     "schedule": {"server": optax.sgd(optax.cosine_decay_schedule(0.2, ROUNDS), momentum=0.9)},
 }
@@ -175,6 +176,26 @@ def test_adam_on_the_server_is_adam_on_the_mean_gradient(clients, params):
         step, state = optimizer.update(gradient(params), state, params)
         params = optax.apply_updates(params, step)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, params)
+
+
+def test_optimism_is_an_optimizer_of_optax():
+    """w <- w - eta (2 G_t - G_{t-1}), where G switches between the gradients of f and of g; by hand, in NumPy."""
+    a, b = np.float32([[1, 2], [3, -1]]), np.float32([[1, 0.5], [0.5, 1]])
+    problem = fs.Problem(
+        objective=lambda w, example: 0.5 * jnp.sum((w - example["a"]) ** 2),
+        constraints=[fs.Mean(lambda w, example: example["b"] @ w, name="g") <= 1.0],
+    )
+    clients = fs.Clients.from_list([{"a": a[j : j + 1], "b": b[j : j + 1]} for j in range(2)])
+    algorithm = fs.FedSGM(0.1, server=optax.optimistic_gradient_descent(0.1))
+    found = fs.simulate(algorithm, problem, clients, np.zeros(2, np.float32), rounds=30, progress=False)
+    w, before, switched = np.zeros(2), None, 0
+    for _ in range(30):
+        over = b.mean(axis=0) @ w > 1.0
+        now = b.mean(axis=0) if over else w - a.mean(axis=0)
+        before = now if before is None else before
+        w, before, switched = w - 0.1 * (2 * now - before), now, switched + over
+    np.testing.assert_allclose(found.last, w, rtol=1e-4, atol=1e-5)
+    assert 0 < switched < 30
 
 
 def test_another_optimizer_is_another_run(clients, params, tmp_path):
