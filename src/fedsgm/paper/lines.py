@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from fedsgm.paper.study import Claim, Load, Run, Scale, Table
+from fedsgm.paper.claims import compared as compared
+from fedsgm.paper.study import Load, Run, Scale, Table
 from fedsgm.results.result import RECENT, Result
 
-GRID = (1.0, 0.3, 0.1, 0.03, 0.01, 0.001, 0.0001)
+GRID = (1.0, 0.3, 0.1, 0.03)
 QUICK_GRID = (1.0, 0.1)
+LASTING = 20  # rounds over which a target must be kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Data:
     """What a line is run on: once for each split of the examples."""
 
     name: str
-    load: Callable[[int, bool, float], tuple[Any, Any, Any, Any]]  # of the split, whether centralised, and the margin
+    load: Callable[[int, bool, Any], tuple[Any, Any, Any, Any]]  # of the split, whether centralised, and the variant
     splits: int
     seeds: int
     rounds: int
@@ -38,21 +40,34 @@ class Data:
 class Line:
     """A method, as a function of its step size.
 
-    ``steps`` are the sizes to try. With a ``margin``, the method gets a bound lower by it, and the real one judges it.
+    Args:
+        label: what a picture calls it.
+        algorithm: of the step size.
+        centralised: whether all examples are with one client.
+        steps: the sizes to try.
+        name: what its runs are called, the label unless told; lines of one name share their runs.
+        variant: of the data and the problem, if there are several.
+        sampled: whether a seed changes anything; if not, one is enough.
     """
 
     label: str
     algorithm: Callable[[float], Any]
     centralised: bool = False
-    margin: float = 0.0
     steps: Sequence[float] = GRID
+    name: str | None = None
+    variant: str | float | None = None
+    sampled: bool = True
 
     def runs(self, data: Data, scale: Scale) -> list[Run]:
         return [self._run(data, step, split) for step in self._steps(scale) for split in range(data.splits)]
 
+    def tried(self, data: Data, results: Mapping[str, Result], scale: Scale) -> list[Tuned]:
+        """With each of its step sizes."""
+        return [self.at(step, data, results) for step in self._steps(scale)]
+
     def tuned(self, data: Data, results: Mapping[str, Result], scale: Scale) -> Tuned:
         """With the best of its step sizes."""
-        return best([self.at(step, data, results) for step in self._steps(scale)])
+        return best(self.tried(data, results, scale))
 
     def at(self, step: float, data: Data, results: Mapping[str, Result]) -> Tuned:
         """With this step size."""
@@ -65,21 +80,22 @@ class Line:
     def _run(self, data: Data, step: float, split: int) -> Run:
         algorithm = self.algorithm(step)
         each = data.local_steps // algorithm.local_steps if self.centralised else 1
-        load: Load = functools.partial(data.load, split, self.centralised, self.margin)
+        load: Load = functools.partial(data.load, split, self.centralised, self.variant)
+        variant = "" if self.variant is None else f", {self.variant}"
         return Run(
-            name=f"{data.name}, {self.label}, step {step:g}, split {split}",
+            name=f"{data.name}{variant}, {self.name or self.label}, step {step:g}, split {split}",
             algorithm=algorithm,
             load=load,
-            data=f"{data.name}, split {split}, margin {self.margin:g}{', centralised' * self.centralised}",
+            data=f"{data.name}, split {split}{variant}{', centralised' * self.centralised}",
             rounds=data.rounds * each,
-            seeds=data.seeds,
+            seeds=data.seeds if self.sampled else 1,
             evaluate_every=data.every * each,
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """A line with its step size; arrays have a row for each split and seed."""
+    """A line with its step size; arrays have a row for each split and a column for each seed."""
 
     line: Line
     data: Data
@@ -96,27 +112,31 @@ class Tuned:
 
     @property
     def objective(self) -> np.ndarray:
-        """[run, round], as often as it was measured."""
-        return self._measured("objective")
+        """[split, seed, round], as often as it was measured."""
+        return self.measured("objective")
 
     @property
     def constraint(self) -> np.ndarray:
-        return self._measured(self.constraint_name)
+        return self.measured(self.constraint_name)
 
     @property
     def bound(self) -> float:
-        """The bound that is judged by."""
-        return next(iter(self.results[0].bounds.values())) + self.line.margin
+        return next(iter(self.results[0].bounds.values()))
 
     @property
     def settled(self) -> np.ndarray:
         """Every run's mean objective over the last rounds."""
-        return self.objective[:, self.data.recent].mean(axis=1)
+        return self.objective[..., self.data.recent].mean(axis=-1)
+
+    @property
+    def violated(self) -> np.ndarray:
+        """Of all of a run's rounds, the share over the bound."""
+        return (self.constraint > np.float32(self.bound)).mean(axis=-1)
 
     @property
     def within(self) -> np.ndarray:
         """Of every run's last rounds, the share within the bound."""
-        return (self.constraint[:, self.data.recent] <= np.float32(self.bound)).mean(axis=1)
+        return (self.constraint[..., self.data.recent] <= np.float32(self.bound)).mean(axis=-1)
 
     @property
     def kept(self) -> np.ndarray:
@@ -126,31 +146,39 @@ class Tuned:
     @property
     def kept_splits(self) -> np.ndarray:
         """Whether the runs of a split are, over all of them, within the bound in most of their last rounds."""
-        return self.within.reshape(len(self.results), -1).mean(axis=1) > 0.5
+        return self.within.mean(axis=1) > 0.5
 
     @property
     def level(self) -> np.ndarray:
         """Every run's mean constraint over the last rounds."""
-        return self.constraint[:, self.data.recent].mean(axis=1)
+        return self.constraint[..., self.data.recent].mean(axis=-1)
 
     @property
     def swing(self) -> np.ndarray:
         """Every run's standard deviation of the constraint over the last rounds."""
-        return self.constraint[:, self.data.recent].std(axis=1)
+        return self.constraint[..., self.data.recent].std(axis=-1)
 
-    def ended(self, part: str, name: str) -> np.ndarray:
-        """Every run's last parameters' value."""
-        return np.concatenate([result.value(part, name, "last") for result in self.results])
+    def rounds_to(self, objective: float, constraint: float, *, steadily: bool = False) -> np.ndarray:
+        """The round from which on a run has both for some time, or all rounds there are if it never has.
 
-    def seeds(self) -> list[str]:
-        return [
-            f"split {split}, seed {seed}"
-            for split, result in enumerate(self.results)
-            for seed in result.settings["seeds"]
-        ]
+        It has them if it does so on average over that time, so that swings around a level count for nothing; with
+        ``steadily``, if it does so in every round.
+        """
+        window = max(1, LASTING // self.data.every)
+        f, g = (
+            np.lib.stride_tricks.sliding_window_view(values, window, axis=-1)
+            for values in (self.objective, self.constraint)
+        )
+        of_all = np.max if steadily else np.mean
+        lasting = (of_all(f, axis=-1) <= objective) & (of_all(g, axis=-1) <= constraint)
+        return np.where(lasting.any(axis=-1), self.data.every * (lasting.argmax(axis=-1) + 1), self.data.rounds)
 
-    def _measured(self, name: str) -> np.ndarray:
-        return np.concatenate([result.history[name][:, result.evaluated()] for result in self.results])
+    def ended(self, part: str, name: str, kind: str = "last") -> np.ndarray:
+        """The value of every run's last parameters, or of others."""
+        return np.stack([result.value(part, name, kind) for result in self.results])
+
+    def measured(self, name: str) -> np.ndarray:
+        return np.stack([result.history[name][:, result.evaluated()] for result in self.results])
 
 
 def best(tried: Sequence[Tuned]) -> Tuned:
@@ -158,67 +186,54 @@ def best(tried: Sequence[Tuned]) -> Tuned:
     return min(tried, key=lambda one: (-int(one.kept.sum()), np.nan_to_num(one.settled.mean(), nan=np.inf)))
 
 
-def summary(lines: Sequence[Tuned]) -> Table:
-    """One row a line, over all splits and seeds."""
+def summary(lines: Sequence[Tuned], of: str = "") -> Table:
+    """One row a line, over all splits and seeds; ``of`` says what of, where a study has several."""
     header = [
         "line",
         "step size",
         "objective, last 100 rounds",
         "constraint, there",
+        "its swing, there",
         "runs within in most of them",
         "splits, likewise",
-        "worst constraint there",
+        "all rounds over the bound",
         "end: train f / g",
+        "average: train f / g",
         "end: test f / g",
     ]
-    return Table("Over all splits and seeds", header, [_row(line) for line in lines])
+    return Table(f"{of}Means over all splits and seeds", header, [_row(line) for line in lines])
 
 
 def _row(line: Tuned) -> list[str]:
-    recent = line.constraint[:, line.data.recent]
     ends = [
-        " / ".join(f"{line.ended(part, name).mean():.4f}" for name in ("objective", line.constraint_name))
-        for part in ("train", "test")
+        " / ".join(f"{line.ended(part, name, kind).mean():.4f}" for name in ("objective", line.constraint_name))
+        for part, kind in (("train", "last"), ("train", "average"), ("test", "last"))
     ]
     return [
         line.label,
         f"{line.step:g}",
-        f"{line.settled.mean():.4f} ± {line.settled.std():.4f}",
-        f"{recent.mean():.4f}",
-        f"{line.kept.sum()} of {len(line.kept)}",
+        f"{line.settled.mean():.4f}",
+        f"{line.level.mean():.4f}",
+        f"{line.swing.mean():.4f}",
+        f"{line.kept.sum()} of {line.kept.size}",
         f"{line.kept_splits.sum()} of {len(line.kept_splits)}",
-        f"{recent.max():.4f}",
+        f"{line.violated.mean():.0%}",
         *ends,
     ]
 
 
-def by_seed(lines: Sequence[Tuned]) -> Table:
-    """Every run's end, f / g and the share of its last rounds within the bound: one row a split and seed."""
-    columns = [
-        [
-            f"{f:.4f} / {g:.4f} / {within:.0%}"
-            for f, g, within in zip(
-                line.ended("train", "objective"), line.ended("train", line.constraint_name), line.within, strict=True
-            )
-        ]
-        for line in lines
-    ]
-    rows = [list(row) for row in zip(lines[0].seeds(), *columns, strict=True)]
-    title = "Every seed: f / g at the end on training data / rounds of the last 100 within the bound"
-    return Table(title, ["run", *(line.label for line in lines)], rows, folded=True)
-
-
-def compared(says: str, what: str, smaller: tuple[str, np.ndarray], larger: tuple[str, np.ndarray]) -> Claim:
-    """A claim that one line's numbers are below another's: on average over pairs, by more than two standard errors."""
-    (low, a), (high, b) = smaller, larger
-    difference = b - a
-    error = difference.std(ddof=1) / np.sqrt(len(difference)) if len(difference) > 1 else np.inf
-    mean = difference.mean()
-    measured = (
-        f"{what}: {low} {a.mean():.4g}, {high} {b.mean():.4g}; "
-        f"difference {mean:.2g} ± {error:.1g} over {len(difference)} runs"
-    )
-    return Claim(says, measured, bool(mean > 2 * error))
+def by_split(lines: Sequence[Tuned], of: str = "") -> Table:
+    """Every split's end, f / g and the share of its last rounds within the bound, means over its seeds."""
+    rows = []
+    for split in range(lines[0].data.splits):
+        row = [f"split {split}"]
+        for line in lines:
+            values = (line.ended("train", "objective"), line.ended("train", line.constraint_name), line.within)
+            f, g, within = (value[split].mean() for value in values)
+            row.append(f"{f:.4f} / {g:.4f} / {within:.0%}")
+        rows.append(row)
+    title = f"{of}Every split: f / g at the end on training data / rounds of the last 100 within the bound"
+    return Table(title, ["split", *(line.label for line in lines)], rows, folded=True)
 
 
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:purple", "tab:brown", "tab:pink", "tab:gray", "tab:olive")
@@ -283,16 +298,22 @@ def picture(columns: Mapping[str, Sequence[Curve]], look: Look, scale: Scale) ->
 
 def panels(columns: Mapping[str, Sequence[Tuned]], scale: Scale, *, bound: float, names: tuple[str, str]) -> Any:
     """The picture of tuned lines: the objective above, the constraint with its bound below."""
-    runs = len(next(iter(columns.values()))[0].kept)
-    title = f"mean and standard deviation over {runs} runs"
+    first = next(iter(columns.values()))[0]
+    title = f"mean and standard deviation over the runs on {first.data.splits} splits"
     look = Look(*names, ("bound", bound), 3 * bound, {"yscale": "log"}, 1.0, title)
     curves = {
         name: [
-            Curve(line.label, line.objective, line.constraint, line.data.every, line.line.centralised) for line in lines
+            Curve(line.label, _rows(line.objective), _rows(line.constraint), line.data.every, line.line.centralised)
+            for line in lines
         ]
         for name, lines in columns.items()
     }
     return picture(curves, look, scale)
+
+
+def _rows(values: np.ndarray) -> np.ndarray:
+    """[run, measurement], of splits and seeds."""
+    return values.reshape(-1, values.shape[-1])
 
 
 def mark(scale: Scale) -> str:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
 
 import fedsgm
 from fedsgm.base.files import write_atomically
-from fedsgm.paper import fair_adult
-from fedsgm.paper.lines import GRID
+from fedsgm.paper import fair_adult, neyman_pearson
+from fedsgm.paper.claims import SLIGHT
+from fedsgm.paper.lines import GRID, LASTING
 from fedsgm.paper.studies import STUDIES
-from fedsgm.paper.study import Findings, Run, Scale, Study, Table, collect, seconds
+from fedsgm.paper.study import Claim, Findings, Run, Scale, Study, Table, collect, seconds
 from fedsgm.results.verdict import aligned
 
 _INTRODUCTION = """\
@@ -23,11 +25,19 @@ _INTRODUCTION = """\
 
 Written by `fedsgm reproduce` from the runs it keeps; only the notes in words are a person's. {scale}
 
-A claim of the paper is put as a statistic over seeds. Where two lines are compared, the runs are paired (the same \
-split and seed), and the claim holds if the mean difference is more than two standard errors on its side; with many \
-claims a few may hold or fail by chance. Step sizes are tuned for every line alike, on the training data, from the \
-grid {grid} ({adult} for Adult): the one with most runs within the bound in most of their last 100 rounds, and of \
-those the one with the lowest objective.
+A claim is put as a statistic, and has one of three outcomes: it holds, it is false, or it is not shown, where the \
+runs are too few to tell. Runs on one split of the data are not independent, so a split is one observation: the mean \
+of its runs, paired with the same split of the other line; where nothing is split, a run is. That one number is below \
+another holds if the mean difference is above zero by a one-sided t test at 5%, and is false if it is, by the same \
+test, below {slight:.0%} of the larger number. That two are alike is two such tests, against a margin that is said. \
+That most splits do something is a binomial test. With so many claims a few will hold or fail by chance. Claims of our \
+own, about what the paper does not have, are marked and not counted.
+
+Step sizes are tuned for every line alike, on the training data, from {grid} ({adult} for Adult; for the first lines \
+also the paper's smaller ones down to {least:g}): the one with most runs within the bound in most of their last 100 \
+rounds, and of those the one with the lowest objective. Speed is the round from which on, over {lasting} rounds on \
+average, a run has an objective of at most {target[0]:g} and a constraint of at most {target[1]:g}, at the step size \
+that gets there soonest; a run that never does counts with all its rounds.
 """
 _FULL = "All seeds and rounds."
 _QUICK = (
@@ -46,37 +56,45 @@ def reproduce(studies: Sequence[Study], scale: Scale, *, out: Path, page: Path, 
             _draw(findings.picture, pictures / f"{study.name}.{suffix}")
         section = _section(study, runs, findings, pictures.name, seconds(runs, out / "runs"))
         write_atomically(out / "sections" / f"{study.name}.md", section.encode())
+        write_atomically(out / "sections" / f"{study.name}.json", json.dumps(_counted(findings.claims)).encode())
         print(f"{verdicts(study, findings)}\nPicture: {pictures / study.name}.png\n", flush=True)
     sections = [out / "sections" / f"{name}.md" for name in STUDIES]
+    counts = {
+        study.title: json.loads(path.read_bytes())
+        for study in STUDIES.values()
+        if (path := out / "sections" / f"{study.name}.json").exists()
+    }
     title = "A quick look at the paper's results" if scale.quick else "The paper's results"
     introduction = _INTRODUCTION.format(
         title=title,
         scale=_QUICK if scale.quick else _FULL,
         grid=", ".join(f"{step:g}" for step in GRID),
         adult=", ".join(f"{step:g}" for step in fair_adult.STEPS),
+        slight=SLIGHT,
+        least=min(neyman_pearson.WIDE),
+        lasting=LASTING,
+        target=neyman_pearson.TARGET,
     )
-    text = [introduction, _machine(), *(path.read_text() for path in sections if path.exists())]
+    text = [introduction, _machine(), _overview(counts), *(path.read_text() for path in sections if path.exists())]
     write_atomically(page, "\n".join(text).encode())
     print(f"Page: {page}")
 
 
 def verdicts(study: Study, findings: Findings) -> str:
     """The claims on a terminal."""
-    rows = [["yes" if claim.holds else "NO", claim.says, claim.measured] for claim in findings.claims]
-    return f"{study.title}\n{aligned([['holds', 'claim', 'measured'], *rows])}"
+    rows = [[claim.verdict, _whose(claim), claim.says, claim.measured] for claim in findings.claims]
+    return f"{study.title}\n{aligned([['verdict', 'whose', 'claim', 'measured'], *rows])}"
 
 
 def _section(study: Study, runs: Sequence[Run], findings: Findings, pictures: str, took: float) -> str:
-    held = sum(claim.holds for claim in findings.claims)
-    total = len(findings.claims)
-    same = "yes" if held == total else "no" if held == 0 else "in part"
-    claims = Table("", ["claim", "measured", "holds"], [[c.says, c.measured, _word(c.holds)] for c in findings.claims])
+    rows = [[claim.says, _whose(claim), claim.measured, _bold(claim.verdict)] for claim in findings.claims]
+    claims = Table("", ["claim", "whose", "measured", "verdict"], rows)
     seeds = sum(run.seeds for run in runs)
     lines = [
         f"## {study.title}",
         f"`fedsgm reproduce {study.name}`: {len(runs)} runs, {seeds} seeds in all, {took / 60:.1f} minutes.",
         f"**The paper:** {study.paper}",
-        f"**The same here:** {same}, {held} of {total} claims hold.",
+        f"**Here:** {_told(_counted(findings.claims))}.",
         f"![{study.title}]({pictures}/{study.name}.png)",
         _markdown(claims),
         *findings.notes,
@@ -85,8 +103,34 @@ def _section(study: Study, runs: Sequence[Run], findings: Findings, pictures: st
     return "\n\n".join(lines) + "\n"
 
 
-def _word(holds: bool) -> str:
-    return "true" if holds else "**false**"
+_VERDICTS = ("holds", "false", "not shown")
+
+
+def _counted(claims: Sequence[Claim]) -> dict[str, int]:
+    """How many of the paper's claims have each outcome."""
+    return {verdict: sum(c.verdict == verdict and not c.ours for c in claims) for verdict in _VERDICTS}
+
+
+def _told(count: Mapping[str, int]) -> str:
+    return (
+        f"{count['holds']} of {sum(count.values())} of the paper's claims hold, {count['false']} are false and "
+        f"{count['not shown']} are not shown"
+    )
+
+
+def _overview(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """All studies that were judged so, and their sum."""
+    total = {verdict: sum(count[verdict] for count in counts.values()) for verdict in _VERDICTS}
+    rows = [[title, *(str(count[verdict]) for verdict in _VERDICTS)] for title, count in counts.items()]
+    return f"**{_told(total)}.**\n\n{_markdown(Table('', ['study', *_VERDICTS], rows))}\n"
+
+
+def _whose(claim: Claim) -> str:
+    return "ours" if claim.ours else "the paper's"
+
+
+def _bold(verdict: str) -> str:
+    return verdict if verdict == "holds" else f"**{verdict}**"
 
 
 def _markdown(table: Table) -> str:

@@ -11,6 +11,7 @@ from fedsgm.paper import (
     np_participation,
     np_penalty,
     np_progress,
+    np_skewness,
 )
 
 STUDIES = {
@@ -22,6 +23,7 @@ STUDIES = {
         np_compression,
         np_beta,
         np_penalty,
+        np_skewness,
         fair_adult,
         cartpole_main,
         cartpole_participation,

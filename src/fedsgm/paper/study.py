@@ -67,12 +67,21 @@ class Run:
         """The name of its folder: readable, and another one for other settings."""
         settings = {
             "version": fedsgm.__version__,
-            "algorithm": describe(self.algorithm),
+            "algorithm": told(self.algorithm),
             "data": self.data,
             "run": [self.rounds, self.seeds, self.seed, self.evaluate_every],
         }
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
         return f"{re.sub('[^a-z0-9.]+', '-', self.name.lower()).strip('-')}-{digest}"
+
+
+def told(thing: Any) -> Any:
+    """Settings without what is as by default, so that a new option leaves the runs that do not use it as they are."""
+    if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
+        return describe(thing)
+    given = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
+    changed = {field.name: field.default != given[field.name] for field in dataclasses.fields(thing)}
+    return {"is": type(thing).__name__, **{name: told(value) for name, value in given.items() if changed[name]}}
 
 
 def collect(title: str, runs: Sequence[Run], out: Path, *, progress: bool) -> dict[str, Result]:
@@ -132,11 +141,19 @@ def _simulate(run: Run, out: Path, progress: bool) -> Result:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """Something the paper says of a figure, as a statistic over seeds."""
+    """Something said of a figure, as a statistic; ``holds`` is None where the runs are too few to tell.
+
+    The paper says it, unless it is ``ours``; only the paper's are counted on the page.
+    """
 
     says: str
     measured: str
-    holds: bool
+    holds: bool | None
+    ours: bool = False
+
+    @property
+    def verdict(self) -> str:
+        return "not shown" if self.holds is None else "holds" if self.holds else "false"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +168,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """What a study shows: its picture, its tables, and the paper's claims with their verdicts."""
+    """What a study shows: its picture, its tables, and the claims with their verdicts."""
 
     picture: Any  # a matplotlib Figure
     tables: Sequence[Table]
