@@ -24,7 +24,7 @@ from fedsgm.paper.lines import Data, Line
 from fedsgm.paper.studies import STUDIES
 from fedsgm.paper.study import Claim, Run, Scale, collect, told
 from fedsgm.results.result import KINDS
-from fedsgm.theory.estimates import SKEWNESS
+from fedsgm.theory.estimates import SKEWNESS, skewness
 from support import processes
 
 NAMES = [
@@ -288,6 +288,28 @@ def test_every_study_says_what_it_found(name, quick, tmp_path, monkeypatch):
     assert name == "np-skewness" or len(re.findall(r"^\| (?:split|seed) \d", every, re.M)) >= (1 if quick else 5)
 
 
+def test_a_page_keeps_the_studies_that_are_not_run_again(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(page, "collect", lambda _name, runs, _out, **_: {r.name: made_up(r, rng) for r in runs})
+    monkeypatch.setattr(page, "seconds", lambda _runs, _out: 90.0)
+    written = tmp_path / "results.md"
+
+    def reproduce(name, out, quick=False):
+        page.reproduce([STUDIES[name]], Scale(quick), out=tmp_path / out, page=written, progress=False)
+        return written.read_text().partition("\n## ")
+
+    section = reproduce("np-penalty", "first")[2]
+    beginning, _, rest = reproduce("np-beta", "elsewhere")
+    assert rest.partition("\n## ")[2] == section
+    counts = [
+        [int(number) for number in re.findall(r"\d+", line)[:4]]
+        for line in re.findall(r"\*\*(?:Here:\*\* )?(\d.* are not shown)", beginning + rest)
+    ]
+    assert counts[0] == [a + b for a, b in zip(*counts[1:], strict=True)]
+    assert reproduce("np-beta", "elsewhere")[0] == beginning
+    assert STUDIES["np-penalty"].title not in "".join(reproduce("np-beta", "quick", quick=True))
+
+
 def claims_of(name, decide):
     """A study's claims when every run's objective and constraint are as ``decide(run)`` says, with a little noise."""
     rng = np.random.default_rng(0)
@@ -421,9 +443,9 @@ class TestClaims:
         """The constraint swings as far as the clients differ, in local steps, unless something is done about it."""
 
         def decide(run):
-            sorted_ = float(run.data.partition("sorted ")[2].partition(",")[0])
+            skewed = "crossed" in run.data
             calm = isinstance(run.algorithm.rule, fs.Soft) or "pulled" in run.name
-            size = 0.001 * (1 + sorted_) * run.algorithm.local_steps * (0.1 if calm else 1)
+            size = 0.001 * (1 + skewed) * run.algorithm.local_steps * (0.1 if calm else 1)
             return 0.1, 0.05 + size * (-1.0) ** (np.arange(500) // 5)
 
         held = claims_of("np-skewness", decide)
@@ -601,13 +623,26 @@ class TestSkewness:
         return line.runs(np_skewness.data(Scale()), Scale())[0]
 
     def test_dealing_changes_the_clients_and_not_the_problem(self):
-        examples = {"x": np.arange(60.0)[:, None], "y": np.arange(60) % 2}
         rng = np.random.default_rng(0)
-        for share in (0.0, 0.5, 1.0):
-            parts = np_skewness.dealt(share)(examples, 5, rng)
+        examples = {"x": rng.normal(size=(60, 2)) * [9, 1], "y": np.arange(60) % 2}  # components 0 and 1 are the axes
+        for how in np_skewness.DEALT:
+            parts = np_skewness.dealt(how)(examples, 5, rng)
             assert sorted(np.concatenate(parts)) == list(range(60))
             assert {(examples["y"][part] == 1).sum() for part in parts} == {6}
-        assert parts[0].tolist() == list(range(12))  # in order
+            columns = {"evenly": None, "sorted": (0, 0), "crossed": (0, 1)}[how]
+            for label, column in enumerate(columns or ()):
+                means = [examples["x"][part][examples["y"][part] == label, column].mean() for part in parts]
+                assert sorted(means) in (means, means[::-1])
+
+    def test_sorted_and_crossed_clients_have_skewness(self):
+        found = {}
+        for how in np_skewness.DEALT:
+            problem, clients, params, _ = self.run(("hard", 5, 20, how)).load()
+            found[how] = skewness(problem.problem, clients, params)
+        for how in ("sorted", "crossed"):
+            for name in SKEWNESS[:2]:
+                assert found[how][name] > 2 * found["evenly"][name]
+            assert found[how]["skew_of_clients"] > 5 * found["evenly"]["skew_of_clients"]
 
     def test_regularised_clients_stay_nearer(self):
         """One client, one example, f = (w - 1)^2 / 2 with a pull of mu: E steps by hand."""
@@ -635,9 +670,9 @@ class TestSkewness:
     def test_with_one_step_and_all_clients_dealing_changes_nothing(self):
         """Up to clients' sizes, which differ by one or two examples."""
         ends = []
-        for share in (0.0, 1.0):
-            run = self.run(("hard", 1, 20, share))
+        for how in np_skewness.DEALT:
+            run = self.run(("hard", 1, 20, how))
             problem, clients, params, _ = run.load()
             result = fs.simulate(run.algorithm, problem, clients, params, rounds=30, progress=False)
             ends.append(result.history["objective"][0, -1])
-        np.testing.assert_allclose(*ends, rtol=0.05)
+        np.testing.assert_allclose(ends, ends[0], rtol=0.05)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -46,7 +46,10 @@ _QUICK = (
 
 
 def reproduce(studies: Sequence[Study], scale: Scale, *, out: Path, page: Path, progress: bool) -> None:
-    """Run the studies, draw their pictures beside the page, and write the page anew of all that ``out`` has."""
+    """Run the studies, draw their pictures beside the page, and write the page anew of all that ``out`` has.
+
+    What the page has of other studies, which ``out`` does not have, stays as it is.
+    """
     pictures = page.with_suffix("")
     for study in studies:
         runs = study.runs(scale)
@@ -56,14 +59,7 @@ def reproduce(studies: Sequence[Study], scale: Scale, *, out: Path, page: Path, 
             _draw(findings.picture, pictures / f"{study.name}.{suffix}")
         section = _section(study, runs, findings, pictures.name, seconds(runs, out / "runs"))
         write_atomically(out / "sections" / f"{study.name}.md", section.encode())
-        write_atomically(out / "sections" / f"{study.name}.json", json.dumps(_counted(findings.claims)).encode())
         print(f"{verdicts(study, findings)}\nPicture: {pictures / study.name}.png\n", flush=True)
-    sections = [out / "sections" / f"{name}.md" for name in STUDIES]
-    counts = {
-        study.title: json.loads(path.read_bytes())
-        for study in STUDIES.values()
-        if (path := out / "sections" / f"{study.name}.json").exists()
-    }
     title = "A quick look at the paper's results" if scale.quick else "The paper's results"
     introduction = _INTRODUCTION.format(
         title=title,
@@ -75,9 +71,20 @@ def reproduce(studies: Sequence[Study], scale: Scale, *, out: Path, page: Path, 
         lasting=LASTING,
         target=neyman_pearson.TARGET,
     )
-    text = [introduction, _machine(), _overview(counts), *(path.read_text() for path in sections if path.exists())]
+    sections = _sections(out, page, title)
+    text = [introduction, _machine(), _overview(sections), *sections.values()]
     write_atomically(page, "\n".join(text).encode())
     print(f"Page: {page}")
+
+
+def _sections(out: Path, page: Path, title: str) -> dict[str, str]:
+    """Every study's section by its title, in their order."""
+    before = page.read_text() if page.exists() else ""
+    there = before.split("\n## ")[1:] if before.startswith(f"# {title}\n") else []
+    kept = {section.partition("\n")[0]: f"## {section.rstrip()}\n" for section in there}
+    files = {study.title: out / "sections" / f"{study.name}.md" for study in STUDIES.values()}
+    found = {title: path.read_text() if path.exists() else kept.get(title) for title, path in files.items()}
+    return {title: section for title, section in found.items() if section}
 
 
 def verdicts(study: Study, findings: Findings) -> str:
@@ -118,10 +125,15 @@ def _told(count: Mapping[str, int]) -> str:
     )
 
 
-def _overview(counts: Mapping[str, Mapping[str, int]]) -> str:
-    """All studies that were judged so, and their sum."""
-    total = {verdict: sum(count[verdict] for count in counts.values()) for verdict in _VERDICTS}
-    rows = [[title, *(str(count[verdict]) for verdict in _VERDICTS)] for title, count in counts.items()]
+_HERE = re.compile(r"^\*\*Here:\*\* (\d+) of \d+ of the paper's claims hold, (\d+) are false and (\d+) are not", re.M)
+
+
+def _overview(sections: Mapping[str, str]) -> str:
+    """The outcomes of every study, and their sum."""
+    found = {title: _HERE.search(section) for title, section in sections.items()}
+    counts = {title: [int(number) for number in here.groups()] for title, here in found.items() if here}
+    total = dict(zip(_VERDICTS, map(sum, zip(*counts.values(), strict=True)), strict=True))
+    rows = [[title, *map(str, count)] for title, count in counts.items()]
     return f"**{_told(total)}.**\n\n{_markdown(Table('', ['study', *_VERDICTS], rows))}\n"
 
 
