@@ -51,6 +51,12 @@ class TestCompared:
         assert claim.verdict == verdict
         assert not claim.ours
 
+    @pytest.mark.parametrize(("slight", "verdict"), [(0.05, "false"), (0.01, "not shown")])
+    def test_what_is_slight_can_be_told(self, slight, verdict):
+        a = np.full(10, 10.0)
+        b = a + 0.1 + 0.3 * np.tile([-1.0, 1.0], 5)  # the interval ends at 0.28
+        assert compared("says", "what", ("a", a), ("b", b), slight=slight).verdict == verdict
+
     def test_one_split_or_a_run_that_diverged_shows_nothing(self):
         assert compared("says", "what", ("a", np.zeros(1)), ("b", np.ones(1))).holds is None
         assert compared("says", "what", ("a", np.zeros((1, 3))), ("b", np.ones((1, 3)))).holds is None

@@ -443,7 +443,7 @@ class TestClaims:
         """The constraint swings as far as the clients differ, in local steps, unless something is done about it."""
 
         def decide(run):
-            skewed = "crossed" in run.data
+            skewed = "evenly" not in run.data
             calm = isinstance(run.algorithm.rule, fs.Soft) or "pulled" in run.name
             size = 0.001 * (1 + skewed) * run.algorithm.local_steps * (0.1 if calm else 1)
             return 0.1, 0.05 + size * (-1.0) ** (np.arange(500) // 5)

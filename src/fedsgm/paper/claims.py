@@ -14,23 +14,26 @@ import numpy as np
 from fedsgm.paper.study import Claim
 
 LEVEL = 0.05
-SLIGHT = 0.05  # a difference of this share of the larger number is none
+SLIGHT = 0.05  # a difference of this share of the larger number is none, unless told
 
 Labelled = tuple[str, Any]
 """A line's label and its numbers."""
 
 
-def compared(says: str, what: str, smaller: Labelled, larger: Labelled, *, ours: bool = False) -> Claim:
+def compared(
+    says: str, what: str, smaller: Labelled, larger: Labelled, *, slight: float = SLIGHT, ours: bool = False
+) -> Claim:
     """That one line's numbers are below another's.
 
-    It holds if the mean difference is above zero, and is false if it is below 5% of the larger number.
+    It holds if the mean difference is above zero, and is false if it is below what is ``slight``, a share of the larger
+    number.
     """
     difference, error, measured = _difference(what, larger, smaller)
     if error is None:
         return Claim(says, measured, None, ours)
     low, high = difference - error, difference + error
-    slight = SLIGHT * abs(float(_splits(larger[1]).mean()))
-    return Claim(says, measured, True if low > 0 else False if high < slight else None, ours)
+    least = slight * abs(float(_splits(larger[1]).mean()))
+    return Claim(says, measured, True if low > 0 else False if high < least else None, ours)
 
 
 def alike(says: str, what: str, one: Labelled, other: Labelled, *, margin: float, ours: bool = False) -> Claim:
