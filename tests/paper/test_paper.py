@@ -434,10 +434,11 @@ class TestClaims:
             assert held[f"The constraint is kept: hard ({reading})"] is False
             assert held[f"Over the whole run, soft switching is over the bound in fewer rounds ({reading})"] is True
 
-        def in_some_splits(run):
-            return 0.1, 0.04 if int(run.name[-1]) < 5 else 0.06
-
-        assert claims_of("np-progress", in_some_splits)["The constraint is kept: hard (malignant is 1)"] is None
+        for count, holds in ((18, False), (24, True)):
+            held = claims_of(
+                "np-progress", lambda run, count=count: (0.1, 0.04 if int(run.name.split()[-1]) < count else 0.06)
+            )
+            assert held["The constraint is kept: hard (malignant is 1)"] is holds
 
     def test_skewness(self):
         """The constraint swings as far as the clients differ, in local steps, unless something is done about it."""

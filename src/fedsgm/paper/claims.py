@@ -15,6 +15,7 @@ from fedsgm.paper.study import Claim
 
 LEVEL = 0.05
 SLIGHT = 0.05  # a difference of this share of the larger number is none, unless told
+MOST, NEARLY_ALL = 0.5, 0.8  # shares of splits
 
 Labelled = tuple[str, Any]
 """A line's label and its numbers."""
@@ -51,11 +52,12 @@ def alike(says: str, what: str, one: Labelled, other: Labelled, *, margin: float
 
 
 def mostly(says: str, what: str, kept: Any, *, ours: bool = False) -> Claim:
-    """That most splits keep something: more than half of all there are, by a binomial test."""
+    """That splits keep something: it holds if more than half of all do, and is false if fewer than four in five do."""
     from scipy.stats import binomtest
 
     count, total = int(np.sum(kept)), len(kept)
-    above, below = (binomtest(count, total, alternative=side).pvalue < LEVEL for side in ("greater", "less"))
+    above = binomtest(count, total, MOST, alternative="greater").pvalue < LEVEL
+    below = binomtest(count, total, NEARLY_ALL, alternative="less").pvalue < LEVEL
     return Claim(says, f"{what}: {count} of {total} splits", True if above else False if below else None, ours)
 
 

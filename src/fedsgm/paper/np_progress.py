@@ -99,10 +99,10 @@ _NOTES = [
     "The paper minimises the loss of class 0 and bounds that of class 1, and does not say which class is 1. Here it is "
     "the malignant one, the minority, as its words have it, and beside it the benign one, as scikit-learn's labels do.",
     "The hard rule switches on an estimate from half of the clients, of 8 or 9 minority examples each, so that its "
-    "true constraint settles above the bound; the step size does not cure that. Even an exact hard rule is within the "
-    "bound in just the share of rounds in which it steps on the objective, 1/(1 + lambda): less than half where the "
-    "multiplier is above 1, as with malignant = 1. The soft rule with beta 40 begins to act at 0.05 - 1/40 = 0.025, "
-    "which is a margin.",
+    "true constraint settles at the bound or above it; the step size does not cure that. Even an exact hard rule is "
+    "within the bound in just the share of rounds in which it steps on the objective, 1/(1 + lambda): less than half "
+    "where the multiplier is above 1, as it is with malignant = 1 on most splits. The soft rule with beta 40 begins to "
+    "act at 0.05 - 1/40 = 0.025, which is a margin.",
     "Ours: a margin for the hard rule, `Hard(margin=0.02)`, and better estimates, of all clients "
     '(`FedSGM(query="all")`) or of their last answers (`query="memory"`).',
 ]

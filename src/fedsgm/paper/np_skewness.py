@@ -158,10 +158,12 @@ def _claims(found: Mapping[Key, Tuned], m: int) -> list[Claim]:
         compared(f"More skewness makes the run swing more (m = {m})", what, *swings(even, far)),
         compared(f"Clients that differ more make the run swing more (m = {m})", what, *swings(even, apart)),
     ]
-    cures = {"Soft switching": ("soft", 5, m, "crossed"), "Regularising the clients": ("pulled", 5, m, "crossed")}
+    cures = {"soft switching": ("soft", 5, m, "crossed"), "regularised clients": ("pulled", 5, m, "crossed")}
     if ("hard", 1, m, "crossed") in found:
-        cures["Fewer local steps"] = ("hard", 1, m, "crossed")
-    claims += [compared(f"{cure} mitigates it (m = {m})", what, *swings(key, far)) for cure, key in cures.items()]
+        cures["fewer local steps"] = ("hard", 1, m, "crossed")
+    claims += [
+        compared(f"Runs are steadier with {cure} (m = {m})", what, *swings(key, far)) for cure, key in cures.items()
+    ]
     return claims
 
 

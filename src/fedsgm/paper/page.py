@@ -14,7 +14,7 @@ import jax
 import fedsgm
 from fedsgm.base.files import write_atomically
 from fedsgm.paper import fair_adult, neyman_pearson
-from fedsgm.paper.claims import SLIGHT
+from fedsgm.paper.claims import MOST, NEARLY_ALL, SLIGHT
 from fedsgm.paper.lines import GRID, LASTING
 from fedsgm.paper.studies import STUDIES
 from fedsgm.paper.study import Claim, Findings, Run, Scale, Study, Table, collect, seconds
@@ -30,8 +30,9 @@ runs are too few to tell. Runs on one split of the data are not independent, so 
 of its runs, paired with the same split of the other line; where nothing is split, a run is. That one number is below \
 another holds if the mean difference is above zero by a one-sided t test at 5%, and is false if it is, by the same \
 test, below {slight:.0%} of the larger number ({adult_slight:.0%} for Adult's objectives). That two are alike is two \
-such tests, against a margin that is said. That most splits do something is a binomial test. With so many claims a few \
-will hold or fail by chance. Claims of our own, about what the paper does not have, are marked and not counted.
+such tests, against a margin that is said. That splits do something holds if more than {most:.0%} of all there are do, \
+and is false if fewer than {nearly_all:.0%} do, by binomial tests. With so many claims a few will hold \
+or fail by chance. Claims of our own, about what the paper does not have, are marked and not counted.
 
 Step sizes are tuned for every line alike, on the training data, from {grid} ({adult} for Adult; for the first lines \
 also the paper's smaller ones down to {least:g}): the one with most runs within the bound in most of their last 100 \
@@ -67,6 +68,8 @@ def reproduce(studies: Sequence[Study], scale: Scale, *, out: Path, page: Path, 
         grid=", ".join(f"{step:g}" for step in GRID),
         adult=", ".join(f"{step:g}" for step in fair_adult.STEPS),
         slight=SLIGHT,
+        most=MOST,
+        nearly_all=NEARLY_ALL,
         adult_slight=fair_adult.NEAR,
         least=min(neyman_pearson.WIDE),
         lasting=LASTING,
