@@ -610,7 +610,6 @@ def test_rewards_and_costs_at_a_round():
     assert cartpole.within_radius(result) == pytest.approx(0.95)
 
 
-
 def test_without_feedback_what_is_not_sent_is_lost():
     forgetful = np_compression.Forgetful(fs.TopK(count=2))
     sent, state = forgetful.apply(jnp.array([3.0, -1.0, 0.5, 4.0]), forgetful.init(4), jax.random.key(0))
