@@ -8,8 +8,6 @@ import re
 import signal
 import time
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,7 +16,7 @@ from fedsgm import paper
 from fedsgm.__main__ import main
 from fedsgm.base.describe import describe
 from fedsgm.core.feedback import Chain
-from fedsgm.paper import cartpole, fair_adult, np_beta, np_compression, np_penalty, np_skewness, page
+from fedsgm.paper import cartpole, fair_adult, np_beta, np_penalty, np_skewness, page
 from fedsgm.paper import neyman_pearson as np_task
 from fedsgm.paper.lines import Data, Line
 from fedsgm.paper.studies import STUDIES
@@ -608,13 +606,6 @@ def test_rewards_and_costs_at_a_round():
     np.testing.assert_allclose(cartpole.over_budget(result), 0.3, rtol=1e-6)
     result.history["kl"][:] = np.where(np.arange(500) < 25, 0.021, 0.0099)  # from 0.01 down to 0.005
     assert cartpole.within_radius(result) == pytest.approx(0.95)
-
-
-def test_without_feedback_what_is_not_sent_is_lost():
-    forgetful = np_compression.Forgetful(fs.TopK(count=2))
-    sent, state = forgetful.apply(jnp.array([3.0, -1.0, 0.5, 4.0]), forgetful.init(4), jax.random.key(0))
-    assert sent.tolist() == [3.0, 0.0, 0.0, 4.0]
-    assert state is None
 
 
 class TestSkewness:

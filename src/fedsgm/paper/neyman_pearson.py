@@ -8,7 +8,6 @@ from typing import Any
 
 from fedsgm.core.algorithm import FedSGM
 from fedsgm.core.compression import Identity, TopK
-from fedsgm.core.feedback import Uplink
 from fedsgm.core.rules import Hard, Rule, Soft
 from fedsgm.paper.lines import GRID, Data, Line, Tuned, panels
 from fedsgm.paper.study import Run, Scale, told
@@ -43,20 +42,21 @@ def line(
     local_steps: int = LOCAL_STEPS,
     participants: int = 10,
     compressor: TopK | Identity = TopK(0.1),
-    uplink: Uplink | None = None,
+    memory: bool = True,
     query: str = "participants",
     steps: Sequence[float] = GRID,
     variant: str | None = None,
 ) -> Line:
     """A line by its settings, by which its runs are called: two studies that have it share them."""
-    up = compressor if uplink is None else uplink
 
     def algorithm(step: float) -> FedSGM:
-        return FedSGM(step, local_steps, participants, rule, uplink=up, downlink=compressor, query=query)
+        return FedSGM(
+            step, local_steps, participants, rule, uplink=compressor, downlink=compressor, query=query, memory=memory
+        )
 
     sent = "uncompressed" if isinstance(compressor, Identity) else f"K/d {compressor.fraction:g}"
     parts = [words(rule), f"E {local_steps}", f"m {participants}", sent]
-    parts += [type(up).__name__] * (up is not compressor) + [query] * (query != "participants")
+    parts += ["no feedback"] * (not memory) + [query] * (query != "participants")
     return Line(
         label,
         algorithm,
