@@ -257,6 +257,8 @@ CASES = [
     Case("--step-size 0.25", lambda run: run.algorithm.step_size == 0.25),
     Case("--local-steps 3", lambda run: run.algorithm.local_steps == 3),
     Case("--participants 3", lambda run: run.algorithm.participants == 3),
+    Case("--memory", lambda run: run.algorithm.memory is True),
+    Case("--no-memory", lambda run: run.algorithm.memory is False),
     Case("--query all", lambda run: run.algorithm.query == "all"),
     Case("--query memory", lambda run: (run.algorithm.query, run.algorithm.unheard) == ("memory", "asked")),
     Case("--query memory --unheard left-out", lambda run: run.algorithm.unheard == "left out"),

@@ -113,7 +113,7 @@ def test_only_participants_work(clients, problem, params):
         algorithm = fs.FedSGM(0.1, local_steps=1, participants=m)
         program = engine.Compiled(algorithm, Flat(problem, layout), 1, 6, 1)
         state = jax.tree.map(
-            lambda a: a[0], engine._start(program, layout.flatten(params), data, np.zeros(1, np.uint32))
+            lambda a: a[0], engine._start(program, layout.flatten(params)[None], data, np.zeros(1, np.uint32))
         )
         draw = jax.eval_shape(lambda: engine.Draw.of(program, 0, 0))
 

@@ -427,7 +427,7 @@ def rounds_of(on, promised, record, **settings):
         after, info = _round(program, data, state, draw, t)
         return after, record(algorithm, task, data, state, info)
 
-    first = jax.tree.map(lambda a: jnp.asarray(a)[0], _start(program, start, data, np.zeros(1, np.uint32)))
+    first = jax.tree.map(lambda a: jnp.asarray(a)[0], _start(program, start[None], data, np.zeros(1, np.uint32)))
     _, rows = jax.jit(lambda s: jax.lax.scan(step, s, jnp.arange(rounds)))(first)
     return tuple(np.asarray(row, np.float64) for row in rows)
 
