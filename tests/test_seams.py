@@ -221,16 +221,100 @@ def test_a_client_s_whole_memory_is_on_its_disk(clients, params, tmp_path):
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """A rule that JAX cannot carry."""
+    """A rule that is no struct: half of the step, or ``share`` of it, for the constraints while one is violated."""
+
+    share: float = 0.5
+    margin: float = 0.0
 
     def init(self, constraints):
         return None
 
     def decide(self, violations, state):
-        return fs.Direction(1.0, 0.0), state
+        weight = self.share * jnp.float32(jnp.max(violations) > 0)
+        return fs.Direction(1 - weight, weight), state
 
     def report(self, state):
         return {}
+
+
+@fs.struct
+class Registered:
+    """The same as a struct."""
+
+    share: float = 0.5
+    margin: float = 0.0
+    init, decide, report = Plain.init, Plain.decide, Plain.report
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slotted:
+    """With slots, and the weights the other way round."""
+
+    share: float = 0.5
+    margin: float = 0.0
+
+    def init(self, constraints):
+        return None
+
+    def decide(self, violations, state):
+        return fs.Direction(self.share, 1 - self.share), state
+
+    def report(self, state):
+        return {}
+
+
+class Derived(fs.Soft):
+    """A struct's subclass without a line above it."""
+
+
+def test_a_plain_dataclass_is_a_rule_in_both_engines(clients, params, tmp_path):
+    whole = simulate(fs.FedSGM(0.1, rule=Plain(0.75)), clients, params)
+    assert (whole.history["weight"] == 0.75).any()
+    assert_identical(simulate(fs.FedSGM(0.1, rule=Registered(0.75)), clients, params), whole)
+    algorithm = fs.FedSGM(0.1, rule=Plain(0.75))
+    transport = InProcess.of(Program.of(algorithm, PROBLEM, params), clients, tmp_path)
+    federated = fs.federate(algorithm, PROBLEM, transport, params, rounds=ROUNDS, seed=3, progress=False)
+    np.testing.assert_array_equal(federated.history["weight"], whole.history["weight"])
+
+
+def test_plain_rules_are_told_apart(clients, params):
+    """By their classes, their numbers and a margin; a number of another size compiles nothing anew."""
+    rules = [Plain(0.75), Slotted(0.75), Plain(0.25), Derived(40.0)]
+    weights = [simulate(fs.FedSGM(0.1, rule=rule), clients, params).history["weight"][0, 0] for rule in rules]
+    np.testing.assert_array_equal(weights, np.float32([0.75, 0.25, 0.25, 1.0]))
+    assert jax.tree.leaves(Plain(0.75, 2.0)) == [0.75, 2.0]
+    assert jax.tree.structure(Plain()) == jax.tree.structure(Plain(0.75))
+    assert jax.tree.structure(Plain()) != jax.tree.structure(Slotted())
+
+
+@dataclasses.dataclass
+class Loose:
+    """A rule that is not frozen."""
+
+    share: float = 0.5
+    init, decide, report = Plain.init, Plain.decide, Plain.report
+
+
+class Bare:
+    """A rule that is no dataclass."""
+
+    init, decide, report = Plain.init, Plain.decide, Plain.report
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """A rule with a word in it."""
+
+    mode: str = "fast"
+    init, decide, report = Plain.init, Plain.decide, Plain.report
+
+
+@dataclasses.dataclass(frozen=True)
+class Whether:
+    """A rule with a truth value in it."""
+
+    strict: bool = True
+    init, decide, report = Plain.init, Plain.decide, Plain.report
 
 
 @fs.struct
@@ -350,7 +434,10 @@ def test_a_lost_message_is_in_the_error_memory_or_its_update_was_in_vain(clients
         (lambda: fs.FedSGM(0.1, uplink=Clip(1.0)), "uplink=Clip.*, but it must be a compressor, .* or a chain"),
         (lambda: fs.FedSGM(0.1, server="adam"), "server='adam', but it must be an optimizer, such as optax.adam"),
         (lambda: fs.FedSGM(0.1, rule=Clip(1.0)), "rule=Clip.*, but it must be a rule, for instance Hard"),
-        (lambda: fs.FedSGM(0.1, rule=Plain()), "rule=Plain.* is no struct; write @fedsgm.struct above its class"),
+        (lambda: fs.FedSGM(0.1, rule=Loose()), r"rule is a Loose, .* write @dataclasses.dataclass\(frozen=True\)"),
+        (lambda: fs.FedSGM(0.1, rule=Bare()), "rule is a Bare, but it must be a frozen dataclass; write"),
+        (lambda: fs.FedSGM(0.1, rule=Said()), r"mode='fast' is no number; .* mode: str = fedsgm.static\(\)"),
+        (lambda: fs.FedSGM(0.1, rule=Whether()), r"strict=True is no number; .* strict: bool = fedsgm.static\(\)"),
         (
             lambda: fs.FedSGM(0.1, server=optax.noisy_sgd(0.1, key=jax.random.key(0))),
             "server: this optimizer keeps a random key",

@@ -38,6 +38,33 @@ def struct(cls: type[T]) -> type[T]:
     compare equal if their fields do, so that a compiled program of one could be taken for the other's.
     """
     made: Any = dataclasses.dataclass(frozen=True)(cls)
+    _register(made)
+    return made
+
+
+def carried(owner: str, name: str, value: Any) -> None:
+    """See to it that JAX carries a dataclass: a plain one whose fields are numbers becomes a pytree as a struct is."""
+    if not any(leaf is value for leaf in jax.tree.leaves(value)):
+        return
+    kind = type(value).__name__
+    params = getattr(value, "__dataclass_params__", None)
+    if params is None or not params.frozen:
+        raise SettingError(
+            f"{owner}: {name} is a {kind}, but it must be a frozen dataclass; write "
+            "@dataclasses.dataclass(frozen=True) above the class, or @fedsgm.struct"
+        )
+    for field in dataclasses.fields(value):
+        for leaf in jax.tree.leaves(getattr(value, field.name)):
+            if isinstance(leaf, (bool, np.bool_)) or not isinstance(leaf, (numbers.Real, np.ndarray, jax.Array)):
+                raise SettingError(
+                    f"{owner}: {name} is a {kind} whose {field.name}={leaf!r} is no number; write @fedsgm.struct above "
+                    f"the class and {field.name}: {type(leaf).__name__} = fedsgm.static()"
+                )
+    _register(type(value))
+
+
+def _register(made: Any) -> None:
+    """Make a pytree of a dataclass."""
     fields = {role: [f for f in dataclasses.fields(made) if f.metadata.get("role") == role] for role in _ROLES}
     traced, fixed = ([field.name for field in fields[role]] for role in (None, "static"))
     defaults = {field.name: field.default for field in fields["aside"]}
@@ -53,11 +80,11 @@ def struct(cls: type[T]) -> type[T]:
     def unflatten(rest: Any, children: Any) -> Any:
         value = object.__new__(made)
         values = dict(zip(traced, children, strict=True)) | dict(zip(fixed, rest[1:], strict=True)) | defaults
-        vars(value).update(values)
+        for name, given in values.items():
+            object.__setattr__(value, name, given)
         return value
 
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
-    return made
 
 
 def replaced(value: T, **changes: Any) -> T:

@@ -26,6 +26,7 @@ from fedsgm.base.layout import Layout
 from fedsgm.base.structs import (
     Scheduled,
     aside,
+    carried,
     check_count,
     check_number,
     check_participants,
@@ -166,8 +167,7 @@ class FedSGM:
         check_count("FedSGM", "local_steps", self.local_steps)
         if isinstance(self.rule, type) or not all(hasattr(self.rule, name) for name in ("init", "decide", "report")):
             raise SettingError(f"FedSGM: rule={self.rule!r}, but it must be a rule, for instance Hard()")
-        if any(leaf is self.rule for leaf in jax.tree.leaves(self.rule)):
-            raise SettingError(f"FedSGM: rule={self.rule!r} is no struct; write @fedsgm.struct above its class")
+        carried("FedSGM", "rule", self.rule)
         check_uplink("FedSGM", self.uplink)
         check_downlink("FedSGM", self.downlink)
         if not isinstance(self.memory, bool):
