@@ -20,7 +20,7 @@ from fedsgm.tasks.fair_classification import load
 
 BOUND, ROUNDS, SEEDS, SPLITS = 0.05, 400, 3, 3
 MODEL = MLP(hidden=())
-GAP = demographic_parity(MODEL.score, by="sex", groups=2, name="gap")
+GAP = demographic_parity(MODEL.score, by="sex", groups=2, scores=True, name="gap")
 EACH = fs.each_client(GAP, name="each")
 WATCHED = 1e3  # a bound that nothing reaches: what it bounds is only recorded
 CONSTRAINTS = {

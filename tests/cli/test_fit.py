@@ -289,6 +289,18 @@ CASES = [
         "--constraint equalized_odds(sex)<=0.5 --constraint group_loss_gap<=0.25",
         lambda run: run.problem.bounds == {"equalized_odds(sex)": 0.5, "group_loss_gap": 0.25},
     ),
+    Case(
+        "--constraint worst_group_error(sex*race)<=0.5 --constraint 0.1<=recall('>50K')<=0.9",
+        lambda run: (
+            run.problem.ranges["recall(>50K)"] == (0.1, 0.9)
+            and set(run.test["sex * race"]) == set(range(10))
+            and run.problem.names == ("worst_group_error(sex * race)", "recall(>50K)")
+        ),
+    ),
+    Case(
+        "--constraint each_client(demographic_parity(sex),quantile=0.95)<=0.5",
+        lambda run: run.problem.constraints[0].quantity.quantile == 0.95,
+    ),
     Case("--clients 7", lambda run: len(run.clients) == 7 and np.ptp(run.clients.counts) < 60),
     Case("--client-by race", lambda run: len(run.clients) == 5 and features(run) == ALL - 5),
     Case("--client-by race --clients 7", lambda run: len(run.clients) == 5),

@@ -117,14 +117,14 @@ def same(left, right, X):
 
 def test_a_constraint_may_be_an_object(fitted, data):
     X, y, sex = data
-    parity = fs.fairness.demographic_parity(MLP().decision, by="sex", groups=2, hard=True) <= 0.05
+    parity = fs.fairness.demographic_parity(MLP().score, by="sex", groups=2) <= 0.05
     model = make([parity]).fit(X, y, sensitive_features=pd.DataFrame({"sex": sex}))
     assert same(model, fitted, X)
     assert list(model.result_.bounds) == ["demographic_parity"]
 
 
 def test_one_constraint_needs_no_list(begin, data):
-    parity = fs.fairness.demographic_parity(MLP().decision, by="sex", groups=2) <= 0.05
+    parity = fs.fairness.demographic_parity(MLP().score, by="sex", groups=2) <= 0.05
     for constraints in (PARITY, parity):
         run = begin(FederatedConstrainedClassifier(constraints), sensitive_features=pd.DataFrame({"sex": data[2]}))
         assert list(run.problem.bounds.values()) == [0.05]
@@ -150,6 +150,24 @@ def test_two_constraints_and_a_network(data):
     odds = equalized_odds_difference(y, predicted, sensitive_features=sex)
     assert values["equalized_odds(sensitive_feature_1)"] == pytest.approx(odds, abs=1e-6)
     assert values["error_rate(yes)"] == pytest.approx(1 - recall_score(y, predicted), abs=1e-6)
+
+
+def test_groups_by_two_columns_and_each_client(data):
+    """As fairlearn counts the groups of both columns, and NumPy each client's."""
+    X, y, sex = data
+    features = pd.DataFrame({"sex": sex, "race": np.where(X[:, 1] > 0.5, "a", "b")})
+    features.loc[features.sex == "male", "race"] = "b"  # no man is an a: three groups of four
+    clients = np.arange(len(y)) % 5
+    said = ["demographic_parity(sex * race) <= 0.3", "each_client(accuracy, quantile=0.8) >= 0.6", "error_rate <= 0.4"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = make(said).fit(X, y, sensitive_features=features, clients=clients)
+    predicted = model.predict(X)
+    found = [model.result_.value("train", name, "answer")[0] for name in model.result_.bounds]
+    gap = demographic_parity_difference(y, predicted, sensitive_features=features)
+    accuracies = [(predicted == y)[clients == j].mean() for j in range(5)]
+    np.testing.assert_allclose(found, [gap, sorted(accuracies)[1], (predicted != y).mean()], atol=1e-6)
+    assert gap > 0
 
 
 # Sensitive features and clients --------------------------------------------------------------------------------------

@@ -2,18 +2,21 @@
 
 import functools
 import inspect
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from fairlearn import metrics
+from sklearn import metrics as sk
 from sklearn.metrics import log_loss
 
 import fedsgm as fs
-from fedsgm.tables import fairness
+from fedsgm.tables import fairness, rates
 
 SIZES = (9, 31, 14, 40, 22)
+OF_CLASSES = ("error_rate", "accuracy", "recall", "precision", "true_positive_rate", "false_positive_rate")
 
 
 def score(params, example):
@@ -29,34 +32,28 @@ def loss(params, example):
 def constraints(groups):
     """Every ready-made constraint; a new one goes here and is covered."""
     options = {"by": "group", "groups": groups}
-    return [
-        fairness.demographic_parity(score, **options),
-        fairness.demographic_parity(score, **options, hard=True, name="demographic_parity_hard"),
-        fairness.equal_opportunity(score, **options),
-        fairness.equal_opportunity(score, **options, hard=True, name="equal_opportunity_hard"),
-        fairness.equalized_odds(score, **options),
-        fairness.equalized_odds(score, **options, hard=True, name="equalized_odds_hard"),
-        fairness.group_loss_gap(loss, **options),
-        fairness.worst_group_loss(loss, **options),
-        fairness.error_rate(score, label=0),
-        fairness.error_rate(score, label=1),
-        fairness.recall(score, label=0),
-        fairness.recall(score, label=1),
-        fairness.class_loss(loss, label=1),
-    ]
+    found = [fairness.group_loss_gap(loss, **options), fairness.worst_group_loss(loss, **options)]
+    found += [fairness.class_loss(loss, label=1), fairness.error_rate(score), fairness.accuracy(score)]
+    for name in ("demographic_parity", "equal_opportunity", "equalized_odds", "group_error_gap", "worst_group_error"):
+        found.append(getattr(fairness, name)(score, **options))
+        found.append(getattr(fairness, name)(score, **options, scores=True, name=f"{name}_scores"))
+    for name in OF_CLASSES:
+        found.append(getattr(fairness, name)(score, label=0))
+        found.append(getattr(fairness, name)(score, label=1, scores=True, name=f"{name}_1_scores"))
+    return found
 
 
 def test_every_ready_made_constraint_is_in_the_list():
-    """Each function of the module, and its hard form where it has one."""
+    """Each function of the module, and its form of scores where it has one."""
     made = {
         name: f for name, f in inspect.getmembers(fairness, inspect.isfunction) if f.__module__ == fairness.__name__
     }
-    made = {name: f for name, f in made.items() if not name.startswith("_")}
     labels = [quantity.label for quantity in constraints(2)]
-    assert len(made) >= 7
+    assert len(made) >= 14
     for name, function in made.items():
         assert any(label.startswith(name) for label in labels), name
-        assert "hard" not in inspect.signature(function).parameters or f"{name}_hard" in labels, name
+        of_scores = [label for label in labels if label.startswith(name) and label.endswith("_scores")]
+        assert bool(of_scores) == ("scores" in inspect.signature(function).parameters), name
 
 
 CASES = [pytest.param(groups, c.label, id=f"{groups}-{c.label}") for groups in (2, 3) for c in constraints(groups)]
@@ -169,7 +166,7 @@ def all_values(groups, seed):
 
 @pytest.mark.parametrize("groups", [2, 3])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_same_numbers_as_fairlearn(groups, seed, params):
+def test_the_same_numbers_as_fairlearn_and_scikit_learn(groups, seed, params):
     clients = make(groups, seed)
     whole = jax.tree.map(lambda *parts: np.concatenate(parts), *clients)
     y, group = whole["y"].astype(int), whole["group"]
@@ -182,26 +179,54 @@ def test_the_same_numbers_as_fairlearn(groups, seed, params):
             metrics=metric, y_true=truth[rows], y_pred=predicted[rows], sensitive_features=group[rows]
         ).difference()
 
-    true_rate, false_rate = (gap(metrics.mean_prediction, y, scores, y == label) for label in (1, 0))
     losses = metrics.MetricFrame(
         metrics=lambda a, b: log_loss(a, b, labels=[0, 1]), y_true=y, y_pred=scores, **by_group
     )
+    errors = metrics.MetricFrame(metrics=sk.zero_one_loss, y_true=y, y_pred=decided, **by_group)
+    wrong = np.where(y == 1, 1 - scores, scores)
+    wrongs = [wrong[group == one].mean() for one in range(groups)]
+    true_rate, false_rate = (gap(metrics.mean_prediction, y, scores, y == label) for label in (1, 0))
     expected = {
-        "demographic_parity": gap(metrics.mean_prediction, y, scores),
-        "demographic_parity_hard": metrics.demographic_parity_difference(y, decided, **by_group),
-        "equal_opportunity": true_rate,
-        "equal_opportunity_hard": metrics.equal_opportunity_difference(y, decided, **by_group),
-        "equalized_odds": max(true_rate, false_rate),
-        "equalized_odds_hard": metrics.equalized_odds_difference(y, decided, **by_group),
+        "demographic_parity": metrics.demographic_parity_difference(y, decided, **by_group),
+        "demographic_parity_scores": gap(metrics.mean_prediction, y, scores),
+        "equal_opportunity": metrics.equal_opportunity_difference(y, decided, **by_group),
+        "equal_opportunity_scores": true_rate,
+        "equalized_odds": metrics.equalized_odds_difference(y, decided, **by_group),
+        "equalized_odds_scores": max(true_rate, false_rate),
+        "group_error_gap": errors.difference(),
+        "group_error_gap_scores": max(wrongs) - min(wrongs),
+        "worst_group_error": errors.group_max(),
+        "worst_group_error_scores": max(wrongs),
         "group_loss_gap": losses.difference(),
         "worst_group_loss": losses.group_max(),
-        "error_rate_0": metrics.false_positive_rate(y, decided),
-        "error_rate_1": metrics.false_negative_rate(y, decided),
-        "recall_0": metrics.true_negative_rate(y, decided),
-        "recall_1": metrics.true_positive_rate(y, decided),
         "class_loss_1": log_loss(y[y == 1], scores[y == 1], labels=[0, 1]),
+        "error_rate": sk.zero_one_loss(y, decided),
+        "accuracy": sk.accuracy_score(y, decided),
     }
-    measured = all_values(groups, seed)
+    for label in (0, 1):
+        named = scores if label == 1 else 1 - scores  # the score of this class
+        recall = sk.recall_score(y, decided, pos_label=label)
+        mean = named[y == label].mean()
+        expected |= {
+            f"error_rate_{label}": 1 - recall,
+            f"error_rate_{label}_scores": 1 - mean,
+            f"accuracy_{label}": sk.accuracy_score(y[y == label], decided[y == label]),
+            f"accuracy_{label}_scores": mean,
+            f"recall_{label}": recall,
+            f"recall_{label}_scores": mean,
+            f"true_positive_rate_{label}": metrics.true_positive_rate(y, decided, pos_label=label),
+            f"true_positive_rate_{label}_scores": mean,
+            f"false_positive_rate_{label}": metrics.false_positive_rate(y, decided, pos_label=label),
+            f"false_positive_rate_{label}_scores": named[y != label].mean(),
+            f"precision_{label}": sk.precision_score(y, decided, pos_label=label),
+            f"precision_{label}_scores": named[y == label].sum() / named.sum(),
+        }
+    measured = dict(all_values(groups, seed))
+    for name in OF_CLASSES:
+        for label, of_scores in itertools.product((0, 1), (False, True)):
+            quantity = getattr(fairness, name)(score, label=label, scores=of_scores)
+            total = jax.tree.map(lambda a: jnp.sum(a, axis=0), jax.vmap(quantity.sums, (None, 0))(params, whole))
+            measured[f"{quantity.label}_scores" if of_scores else quantity.label] = float(quantity.measured(total))
     assert measured.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(measured[name], value, atol=1e-6, err_msg=name)
@@ -223,7 +248,7 @@ def test_every_ready_made_constraint_runs(groups, params):
 
 def test_demographic_parity_is_met_where_it_was_not(params):
     clients = fs.Clients.from_list(make(2))
-    quantity = fairness.demographic_parity(score, by="group", groups=2)
+    quantity = fairness.demographic_parity(score, by="group", groups=2, scores=True)
     algorithm = fs.FedSGM(0.2, rule=fs.Soft(20.0))
     free = fs.simulate(fs.FedSGM(0.2), fs.Problem(loss), clients, params, rounds=400, evaluate_every=0, progress=False)
     assert values(quantity, make(2), free.last) > 0.1
@@ -247,6 +272,68 @@ def test_switch_on_reports_the_true_rate_and_descends_the_surrogate(params):
     assert round(wrong) == int(((whole["y"] == 1) & (scores <= 0.5)).sum())
 
 
+@pytest.mark.parametrize("sharpness", [1, 4])
+@pytest.mark.parametrize("threshold", [0.5, 0.2])
+def test_the_surrogate_of_a_decision_is_a_sigmoid_about_the_threshold(threshold, sharpness):
+    """Of so many times the distance of the logits, as its derivative is; in double precision by its definition."""
+    z = np.linspace(-6, 6, 49)
+    bias = np.log(threshold / (1 - threshold))
+    expected = 1 / (1 + np.exp(-sharpness * (z - bias)))
+
+    def surrogate(z):
+        return rates.surrogate(jax.nn.sigmoid(z), threshold, sharpness)
+
+    found, slope = jax.vmap(jax.value_and_grad(surrogate))(np.float32(z))
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+    np.testing.assert_allclose(slope, sharpness * expected * (1 - expected), atol=2e-5)
+
+
+@pytest.mark.parametrize("sharpness", [1, 4])
+@pytest.mark.parametrize("z", [-1e4, -90.0, 0.0, 90.0, 1e4])
+def test_the_surrogate_of_a_certain_decision_is_finite(z, sharpness):
+    found, slope = jax.value_and_grad(lambda z: rates.surrogate(jax.nn.sigmoid(z), 0.5, sharpness))(z)
+    assert found == pytest.approx(0.5 if z == 0 else float(z > 0), abs=1e-30)
+    assert slope == pytest.approx(sharpness / 4 if z == 0 else 0, abs=1e-30)
+
+
+def test_a_threshold_of_ones_own(params):
+    """A loan for those with 70 % or more: the rates are those of these decisions."""
+    clients = make(2)
+    whole = jax.tree.map(lambda *parts: np.concatenate(parts), *clients)
+    decided = np.asarray(jax.vmap(score, (None, 0))(params, whole)) > 0.7
+    assert decided.any()
+    named = whole["y"][decided]
+    assert values(fairness.precision(score, label=1, threshold=0.7), clients, params) == pytest.approx(named.mean())
+    gap = abs(decided[whole["group"] == 0].mean() - decided[whole["group"] == 1].mean())
+    quantity = fairness.demographic_parity(score, by="group", groups=2, threshold=0.7)
+    assert values(quantity, clients, params) == pytest.approx(gap, abs=1e-6)
+
+
+def test_the_precision_of_a_class_that_nobody_is_decided_to_be_of_is_0():
+    """As scikit-learn has it; at scores of one half all decisions are 0, and a run can start there."""
+    start = {"w": np.zeros(3, np.float32), "b": np.zeros((), np.float32)}
+    quantity = fairness.precision(score, label=1)
+    assert values(quantity, make(2), start) == 0
+    clients = fs.Clients.from_list(make(2))
+    problem = fs.Problem(loss, [quantity >= 0.75])
+    result = fs.simulate(fs.FedSGM(0.3, rule=fs.Soft(10.0)), problem, clients, start, rounds=200, progress=False)
+    assert result.feasible.all()
+    assert result.history["weight"][0, 0] == 1, "the first step is for the constraint"
+
+
+def test_a_run_on_decisions_ends_within_a_bound_on_decisions(params):
+    """By default a gap is of decisions, in the history as NumPy counts it at the end."""
+    clients = fs.Clients.from_list(make(2))
+    problem = fs.Problem(loss, [fairness.demographic_parity(score, by="group", groups=2) <= 0.1])
+    result = fs.simulate(fs.FedSGM(0.1, rule=fs.Soft(20.0)), problem, clients, params, rounds=300, progress=False)
+    whole = jax.tree.map(lambda *parts: np.concatenate(parts), *make(2))
+    decided = np.asarray(jax.vmap(score, (None, 0))(result.answer, whole)) > 0.5
+    gap = abs(decided[whole["group"] == 0].mean() - decided[whole["group"] == 1].mean())
+    assert result.value("train", "demographic_parity", "answer")[0] == pytest.approx(gap, abs=1e-6)
+    assert result.feasible.all()
+    assert gap <= 0.1
+
+
 def test_a_group_that_nobody_has_is_an_error(params):
     clients = fs.Clients.from_list(make(2))
     for quantity in constraints(3):
@@ -262,6 +349,13 @@ def test_a_statistic_must_fit():
         fs.Statistic(score, None)
     with pytest.raises(fs.SettingError, match="groups=1, but there must be 2 or more"):
         fairness.demographic_parity(score, by="group", groups=1)
+    with pytest.raises(fs.SettingError, match="recall: label=2, but it must be 0 or 1"):
+        fairness.recall(score, label=2)
+    for threshold in (0, 1, 50, "half"):
+        with pytest.raises(fs.SettingError, match=r"threshold=.*, but it must be a number between 0 and 1"):
+            fairness.precision(score, label=1, threshold=threshold)
+    with pytest.raises(fs.SettingError, match="scores='soft', but it must be True, for mean scores, or False"):
+        fairness.equalized_odds(score, by="group", groups=2, scores="soft")
     with pytest.raises(fs.SettingError, match="follow='all', but it must be one of shared, largest, random, sum"):
         fs.Problem(loss, [], "all")
 

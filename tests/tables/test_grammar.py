@@ -2,6 +2,7 @@
 
 import inspect
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,30 +12,59 @@ from fedsgm.tables.grammar import OF_CLASS, OF_GROUPS, Wanted, build, parse
 from fedsgm.tables.models import MLP
 
 SAID = {
-    "demographic_parity(sex) <= 0.05": Wanted("demographic_parity", "sex", None, 0.05),
-    "equal_opportunity(sex)<=1e-2": Wanted("equal_opportunity", "sex", None, 0.01),
-    "  equalized_odds ( race )  <=  .1  ": Wanted("equalized_odds", "race", None, 0.1),
-    "group_loss_gap('native country') <= 0": Wanted("group_loss_gap", "native country", None, 0.0),
-    'worst_group_loss("it\'s") <= 2': Wanted("worst_group_loss", "it's", None, 2.0),
-    "demographic_parity(Geschlecht_ü) <= 0.05": Wanted("demographic_parity", "Geschlecht_ü", None, 0.05),
-    "demographic_parity(性別) <= 0.05": Wanted("demographic_parity", "性別", None, 0.05),
-    "demographic_parity(marital-status) <= 0.05": Wanted("demographic_parity", "marital-status", None, 0.05),
-    "demographic_parity('<= 3') <= 0.05": Wanted("demographic_parity", "<= 3", None, 0.05),
-    "demographic_parity('a) == (b') <= 0.05": Wanted("demographic_parity", "a) == (b", None, 0.05),
-    "demographic_parity <= 0.05": Wanted("demographic_parity", None, None, 0.05),
-    "demographic_parity\n(sex)\t<= 0.05": Wanted("demographic_parity", "sex", None, 0.05),
-    "error_rate(income == '>50K') <= 0.2": Wanted("error_rate", "income", ">50K", 0.2),
-    'error_rate(income==">50K")<=0.2': Wanted("error_rate", "income", ">50K", 0.2),
-    "error_rate('>50K') <= 0.2": Wanted("error_rate", None, ">50K", 0.2),
-    "error_rate(1) <= 0.2": Wanted("error_rate", None, "1", 0.2),
-    "error_rate(y == -1) <= +0.2": Wanted("error_rate", "y", "-1", 0.2),
-    "error_rate(y == -1) >= 0.1": Wanted("error_rate", "y", "-1", 0.1, ">="),
-    "recall(income == '>50K') >= 0.9": Wanted("recall", "income", ">50K", 0.9, ">="),
-    "recall('>50K')>=1": Wanted("recall", None, ">50K", 1.0, ">="),
-    "recall(1) <= 0.9": Wanted("recall", None, "1", 0.9),
-    "class_loss(1) >= 2": Wanted("class_loss", None, "1", 2.0, ">="),
-    "class_loss('die Antwort' == 'ja, sehr') <= 3": Wanted("class_loss", "die Antwort", "ja, sehr", 3.0),
-    "class_loss(y == 'naïve 🙂') <= 3": Wanted("class_loss", "y", "naïve 🙂", 3.0),
+    "demographic_parity(sex) <= 0.05": Wanted("demographic_parity", ("sex",), None, 0.05),
+    "equal_opportunity(sex)<=1e-2": Wanted("equal_opportunity", ("sex",), None, 0.01),
+    "  equalized_odds ( race )  <=  .1  ": Wanted("equalized_odds", ("race",), None, 0.1),
+    "group_loss_gap('native country') <= 0": Wanted("group_loss_gap", ("native country",), None, 0.0),
+    'worst_group_loss("it\'s") <= 2': Wanted("worst_group_loss", ("it's",), None, 2.0),
+    "demographic_parity(Geschlecht_ü) <= 0.05": Wanted("demographic_parity", ("Geschlecht_ü",), None, 0.05),
+    "demographic_parity(性別) <= 0.05": Wanted("demographic_parity", ("性別",), None, 0.05),
+    "demographic_parity(marital-status) <= 0.05": Wanted("demographic_parity", ("marital-status",), None, 0.05),
+    "demographic_parity('<= 3') <= 0.05": Wanted("demographic_parity", ("<= 3",), None, 0.05),
+    "demographic_parity('a) == (b') <= 0.05": Wanted("demographic_parity", ("a) == (b",), None, 0.05),
+    "demographic_parity <= 0.05": Wanted("demographic_parity", (), None, 0.05),
+    "demographic_parity\n(sex)\t<= 0.05": Wanted("demographic_parity", ("sex",), None, 0.05),
+    "error_rate(income == '>50K') <= 0.2": Wanted("error_rate", ("income",), ">50K", 0.2),
+    'error_rate(income==">50K")<=0.2': Wanted("error_rate", ("income",), ">50K", 0.2),
+    "error_rate('>50K') <= 0.2": Wanted("error_rate", (), ">50K", 0.2),
+    "error_rate(1) <= 0.2": Wanted("error_rate", (), "1", 0.2),
+    "error_rate(y == -1) <= +0.2": Wanted("error_rate", ("y",), "-1", 0.2),
+    "error_rate(y == -1) >= 0.1": Wanted("error_rate", ("y",), "-1", 0.1, ">="),
+    "recall(income == '>50K') >= 0.9": Wanted("recall", ("income",), ">50K", 0.9, ">="),
+    "recall('>50K')>=1": Wanted("recall", (), ">50K", 1.0, ">="),
+    "recall(1) <= 0.9": Wanted("recall", (), "1", 0.9),
+    "class_loss(1) >= 2": Wanted("class_loss", (), "1", 2.0, ">="),
+    "class_loss('die Antwort' == 'ja, sehr') <= 3": Wanted("class_loss", ("die Antwort",), "ja, sehr", 3.0),
+    "class_loss(y == 'naïve 🙂') <= 3": Wanted("class_loss", ("y",), "naïve 🙂", 3.0),
+    "error_rate <= 0.2": Wanted("error_rate", (), None, 0.2),
+    "accuracy >= .8": Wanted("accuracy", (), None, 0.8, ">="),
+    "accuracy(income == '>50K') >= 0.8": Wanted("accuracy", ("income",), ">50K", 0.8, ">="),
+    "precision('>50K') >= 0.7": Wanted("precision", (), ">50K", 0.7, ">="),
+    "true_positive_rate >= 0.9": Wanted("true_positive_rate", (), None, 0.9, ">="),
+    "true_positive_rate(no) >= 0.9": Wanted("true_positive_rate", (), "no", 0.9, ">="),
+    "false_positive_rate <= 0.1": Wanted("false_positive_rate", (), None, 0.1),
+    "group_error_gap(sex) <= 0.1": Wanted("group_error_gap", ("sex",), None, 0.1),
+    "worst_group_error(sex) <= 0.3": Wanted("worst_group_error", ("sex",), None, 0.3),
+    "demographic_parity(sex * race) <= 0.1": Wanted("demographic_parity", ("sex", "race"), None, 0.1),
+    "worst_group_loss(sex*'native country'*age) <= 1": Wanted(
+        "worst_group_loss", ("sex", "native country", "age"), None, 1.0
+    ),
+    "demographic_parity('sex * race') <= 0.1": Wanted("demographic_parity", ("sex * race",), None, 0.1),
+    "demographic_parity(sex, scores=True) <= 0.1": Wanted("demographic_parity", ("sex",), None, 0.1, scores=True),
+    "demographic_parity(sex, scores=False) <= 0.1": Wanted("demographic_parity", ("sex",), None, 0.1),
+    "demographic_parity(scores=True) <= 0.1": Wanted("demographic_parity", (), None, 0.1, scores=True),
+    "recall(y == 1, scores=True) >= 0.9": Wanted("recall", ("y",), "1", 0.9, ">=", scores=True),
+    "0.1 <= false_positive_rate <= 0.3": Wanted("false_positive_rate", (), None, 0.3, "between", 0.1),
+    "0 <= recall(income == '>50K') <= 1": Wanted("recall", ("income",), ">50K", 1.0, "between", 0.0),
+    "1 <= class_loss(1) <= 2.5": Wanted("class_loss", (), "1", 2.5, "between", 1.0),
+    "each_client(demographic_parity(sex)) <= 0.1": Wanted("demographic_parity", ("sex",), None, 0.1, quantile=1.0),
+    "each_client(demographic_parity(sex), quantile=0.95) <= 0.1": Wanted(
+        "demographic_parity", ("sex",), None, 0.1, quantile=0.95
+    ),
+    "each_client(recall(1, scores=True), quantile=.5) >= 0.9": Wanted(
+        "recall", (), "1", 0.9, ">=", scores=True, quantile=0.5
+    ),
+    "each_client(accuracy) >= 0.8": Wanted("accuracy", (), None, 0.8, ">=", quantile=1.0),
 }
 
 
@@ -55,6 +85,9 @@ def test_every_ready_made_constraint_can_be_said():
 @pytest.mark.parametrize("kind", OF_GROUPS)
 def test_groups_by_name(kind):
     assert parse(f"{kind}(sex) <= 0.05").name == f"{kind}(sex)"
+    assert parse(f"{kind}(sex*race) <= 0.05").name == f"{kind}(sex * race)"
+    assert parse(f"each_client({kind}(sex)) <= 0.05").name == f"each_client({kind}(sex))"
+    assert parse(f"each_client({kind}, quantile=.9) <= 0.05").name == f"each_client({kind}, quantile=0.9)"
     assert parse(f"{kind} <= 0.05").name == kind
 
 
@@ -62,56 +95,149 @@ def test_groups_by_name(kind):
 def test_classes_by_name(kind):
     assert parse(f"{kind}(income == '>50K') <= 0.05").name == f"{kind}(income == >50K)"
     assert parse(f"{kind}(1) <= 0.05").name == f"{kind}(1)"
+    assert parse(f"0.05 <= {kind}(1) <= 0.1").name == f"{kind}(1)"
 
 
+@pytest.mark.parametrize("kind", [kind for kind in (*OF_GROUPS, *OF_CLASS) if "loss" not in kind])
+def test_scores_are_in_the_name(kind):
+    assert parse(f"{kind}(a, scores=True) <= 0.05").name == f"{kind}(a, scores=True)"
+
+
+TWO = "0.1 <= false_positive_rate <= 0.3"
+PARITY = "demographic_parity(sex) <= 0.05"
 WRONG = {
-    "": ("begins with its kind", "nothing is there"),
-    "   ": ("begins with its kind", "nothing is there"),
-    "(sex) <= 0.05": ("begins with its kind", "'('"),
+    "": ("begins with its kind", PARITY, "nothing is there"),
+    "   ": ("begins with its kind", PARITY, "nothing is there"),
+    "(sex) <= 0.05": ("begins with its kind", PARITY, "'('"),
+    "<= 0.05": ("begins with its kind", PARITY, "'<='"),
+    # kinds
     "demographic_party(sex) <= 0.05": ("'demographic_party'", "did you mean 'demographic_parity'?"),
-    "zzz(sex) <= 0.05": ("'zzz'", *OF_GROUPS, *OF_CLASS),
+    "zzz(sex) <= 0.05": ("'zzz'", *OF_GROUPS, *OF_CLASS, "each_client"),
+    "auc >= 0.9": ("'auc'", *OF_GROUPS, *OF_CLASS, "each_client"),
     "Demographic_Parity(sex) <= 0.05": ("'Demographic_Parity'", "'demographic_parity'"),
-    "demographic_parity() <= 0.05": ("demographic_parity(", "')' is there"),
+    "EQUALIZED_ODDS(sex) <= 0.05": ("'EQUALIZED_ODDS'", "'equalized_odds'"),
+    "DemographicParity(sex) <= 0.05": ("did you mean 'demographic_parity'?",),
+    "demographic-parity(sex) <= 0.05": ("did you mean 'demographic_parity'?",),
+    "demographic parity(sex) <= 0.05": ("did you mean 'demographic_parity'?",),
+    "demographic_parity_difference(sex) <= 0.05": ("did you mean 'demographic_parity'?",),
+    "'demographic_parity(sex) <= 0.05'": ("without the quotes",),
+    "statistical_parity(sex) <= 0.05": ("'statistical_parity'", "write demographic_parity(COLUMN)"),
+    "tpr >= 0.9": ("'tpr'", "write true_positive_rate"),
+    "FPR <= 0.1": ("'FPR'", "write false_positive_rate"),
+    "fnr <= 0.1": ("'fnr'", "write error_rate(TARGET == POSITIVE)"),
+    "specificity >= 0.9": ("'specificity'", "write recall(TARGET == NEGATIVE)"),
+    "acc >= 0.9": ("'acc'", "write accuracy"),
+    "log-loss <= 1": ("'log-loss'", "write class_loss(TARGET == VALUE)"),
+    "rcall(1) >= 0.9": ("did you mean 'recall'?",),
+    "max(recall(1)) >= 0.1": ("no constraint is called 'max'",),
+    # groups
+    "demographic_parity[sex] <= 0.05": ("'['", "write ( and )"),
+    "demographic_parity(['sex']) <= 0.05": ("'['", "write ( and )"),
+    "demographic_parity sex <= 0.05": ("'sex'", "write demographic_parity(COLUMN)"),
+    "demographic_parity() <= 0.05": ("write demographic_parity(COLUMN)",),
     "demographic_parity(": ("demographic_parity(", "nothing is there"),
     "demographic_parity(sex <= 0.05": (") comes after sex", "'<='"),
     "demographic_parity(sex": (") comes after sex", "nothing is there"),
-    "demographic_parity(native country) <= 0.05": (") comes after native", "'country'"),
-    "demographic_parity(sex, race) <= 0.05": (") comes after sex", "','"),
+    "demographic_parity(sex)) <= 0.05": ("<= comes before the bound", "')'"),
+    "demographic_parity((sex)) <= 0.05": ("a column's name", "'('"),
+    "demographic_parity(native country) <= 0.05": (") comes after native", "'country'", "goes in quotes"),
+    "demographic_parity(sex and race) <= 0.05": ("'and'", "written sex * race"),
+    "demographic_parity(sex + race) <= 0.05": ("'+'", "written sex * race"),
+    "demographic_parity(sex & race) <= 0.05": ("'&'", "write * between columns"),
+    "demographic_parity(sex, race) <= 0.05": ("'race'", "demographic_parity(sex * race)"),
+    "demographic_parity(sex *) <= 0.05": ("a column's name comes after sex *", "')'"),
+    "demographic_parity(* race) <= 0.05": ("a column's name", "'*'"),
+    "demographic_parity(sex ** race) <= 0.05": ("a column's name comes after sex *", "'*'"),
+    "demographic_parity(sex * sex) <= 0.05": ("'sex' is there twice", "once"),
+    "demographic_parity(sex * race == 'a') <= 0.05": ("all groups", "demographic_parity(sex)"),
     "demographic_parity(sex == 'Male') <= 0.05": ("all groups of a column", "demographic_parity(sex)"),
-    "demographic_parity(sex ==) <= 0.05": ("a value comes after sex ==", "')'"),
-    "demographic_parity(sex = 'Male') <= 0.05": (") comes after sex", "'='"),
+    "demographic_parity(sex ==) <= 0.05": ("all groups of a column", "demographic_parity(sex)"),
+    "demographic_parity(sex = 'Male') <= 0.05": ("no option 'sex'", "write demographic_parity(COLUMN)"),
+    "demographic_parity(by='sex') <= 0.05": ("no option 'by'", "write demographic_parity(COLUMN)"),
+    "demographic_parity(sex, hard=True) <= 0.05": ("no option 'hard'", "scores=True"),
+    "demographic_parity(sex, scores) <= 0.05": ("after a comma comes scores=True", "'scores'"),
+    "demographic_parity(sex, ) <= 0.05": ("after a comma comes scores=True", "')'"),
+    "demographic_parity(sex, scores=) <= 0.05": ("True or False comes after scores=", "')'"),
+    "demographic_parity(sex, scores=yes) <= 0.05": ("scores=yes", "True or False"),
+    "group_loss_gap(sex, scores=True) <= 0.05": ("no rate", "without scores=True"),
+    "demographic_parity('sex) <= 0.05": ("quote ' is not closed",),
+    'demographic_parity("sex) <= 0.05': ('quote " is not closed',),
+    "demographic_parity(a/b) <= 0.05": ("'/' has no meaning", "quotes"),
+    "demographic_parity(a#b) <= 0.05": ("'#' has no meaning", "quotes"),
+    # bounds
     "demographic_parity(sex)": ("<= comes before the bound", "nothing is there"),
     "demographic_parity(sex) 0.05": ("<= comes before the bound", "'0.05'"),
     "demographic_parity(sex) < 0.05": ("<= comes before the bound", "'<'"),
-    "demographic_parity(sex) >= 0.05": ("<= comes before the bound", "'>='"),
+    "demographic_parity(sex) =< 0.05": ("<= comes before the bound", "'='"),
+    "demographic_parity(sex) ≤ 0.05": ("'≤'", "write <="),
+    "demographic_parity(sex) at most 0.05": ("<= comes before the bound", "'at'"),
+    "demographic_parity(sex) >= 0.05": ("an upper bound alone", "write demographic_parity(sex) <= 0.05"),
     "demographic_parity(sex) == 0.05": ("<= comes before the bound", "'=='"),
     "demographic_parity(sex) '<=' 0.05": ("<= comes before the bound", "'<='"),
     "demographic_parity(sex) <=": ("a number comes after <=", "nothing is there"),
     "demographic_parity(sex) <= <=": ("a number comes after <=", "'<='"),
-    "demographic_parity(sex) <= five": ("'five'", "a number"),
+    "demographic_parity(sex) <= five": ("'five'", "a number", "such as 0.05"),
     "demographic_parity(sex) <= -0.1": ("'-0.1'", "0 or more"),
     "demographic_parity(sex) <= nan": ("'nan'", "0 or more"),
     "demographic_parity(sex) <= inf": ("'inf'", "0 or more"),
-    "demographic_parity(sex) <= 0,05": ("nothing comes after the bound", "','"),
+    "demographic_parity(sex) <= 0,05": ("nothing comes after the bound", "','", "0.05 with a point"),
+    "demographic_parity(sex) <= 5": ("'5'", "never above 1", "0.05 for 5 %"),
+    "demographic_parity(sex) <= 5 %": ("'%'", "0.05 for 5 %"),
+    "demographic_parity(sex) <= 1/20": ("'/'", "0.05"),
     "demographic_parity(sex) <= 0.05 <= 1": ("nothing comes after the bound", "'<='"),
-    "demographic_parity(sex) <= 5 %": ("'%'",),
-    "demographic_parity(sex) <= 0.05 and more": ("nothing comes after the bound", "'and'"),
-    "demographic_parity('sex) <= 0.05": ("quote ' is not closed",),
-    'demographic_parity("sex) <= 0.05': ('quote " is not closed',),
-    "demographic_parity(a/b) <= 0.05": ("'/' has no meaning", "quotes"),
-    "demographic_parity(['sex']) <= 0.05": ("'['", "quotes"),
-    "error_rate <= 0.2": ("error_rate is about one class", "error_rate(TARGET == VALUE)"),
-    "error_rate(income == >50K) <= 0.2": ("a value comes after income ==", "'>'"),
-    "class_loss <= 0.2": ("class_loss is about one class",),
+    "demographic_parity(sex) <= 0.05 and more": ("nothing comes after the bound", "'and'", "by itself"),
+    "demographic_parity(sex) <= 0.05 ''": ("nothing comes after the bound", "by itself"),
+    "demographic_parity(sex) <= 0.05; recall(1) >= 1": ("';'", "by itself"),
+    # classes
+    "class_loss <= 0.2": ("class_loss is about one class", "class_loss(TARGET == VALUE)"),
     "recall >= 0.9": ("recall is about one class", "recall(TARGET == VALUE)"),
+    "precision >= 0.9": ("precision is about one class", "precision(TARGET == VALUE)"),
+    "recall() >= 0.9": ("write recall(TARGET == VALUE)",),
+    "error_rate(income == >50K) <= 0.2": ("a value comes after income ==", "quotes", "'>'"),
+    "error_rate(income ==) <= 0.2": ("a value comes after income ==", "')'"),
+    "recall(income='>50K') >= 0.9": ("no option 'income'", "write recall(income == '>50K')"),
+    "recall(income, '>50K') >= 0.9": ("'>50K'", "write recall(TARGET == VALUE)"),
+    "recall(income != '>50K') >= 0.9": ("'!'", "write == and the other class"),
+    "recall(income > 50) >= 0.9": ("'>'", "a class after =="),
+    "recall(sex * race) >= 0.9": ("no groups", "recall(TARGET == VALUE)"),
+    "recall(sex * race == 1) >= 0.9": ("no groups", "recall(TARGET == VALUE)"),
     "recall(1) > 0.9": ("<= or >= comes before the bound", "'>'"),
     "recall(1) '>=' 0.9": ("<= or >= comes before the bound", "'>='"),
     "recall(1) >=": ("a number comes after >=", "nothing is there"),
     "recall(1) >= 90": ("'90'", "never above 1"),
     "recall(1) >= -1": ("'-1'", "0 or more"),
-    "0.1 <= recall(1) <= 0.3": ("no constraint is called '0.1'",),
-    "recall(1) >= 0.1 <= 0.3": ("nothing comes after the bound", "'<='"),
-    "rcall(1) >= 0.9": ("did you mean 'recall'?",),
+    "recall(1) - recall(0) <= 0.1": ("<= or >= comes before the bound", "'-'"),
+    # two bounds
+    "recall(1) >= 0.1 <= 0.3": ("nothing comes after the bound", TWO),
+    "0.9 <= recall(1)": ("a bound comes last", "recall(...) >= 0.9", TWO),
+    "0.05 >= demographic_parity(sex)": ("a kind comes before its bound", "'>='"),
+    "0.01 <= demographic_parity(sex) <= 0.05": ("an upper bound alone", "write demographic_parity(sex) <= 0.05"),
+    "0.3 >= recall(1) >= 0.1": (TWO, "'>='"),
+    "0.1 < recall(1) < 0.3": (TWO, "'<'"),
+    "0.3 <= recall(1) <= 0.1": ("0.3 is not below 0.1", "the lower bound first", TWO),
+    "0.1 <= recall(1) <= 3": ("'3'", "never above 1"),
+    "-1 <= recall(1) <= 0.3": ("'-1'", "0 or more"),
+    "0.1 <= <= 0.3": ("begins with its kind", "'<='"),
+    "0.1 <= 0.3": ("no constraint is called '0.3'",),
+    "0.9": ("a kind comes before its bound", "nothing is there"),
+    # each client
+    "each_client <= 0.1": ("each_client(accuracy) >= 0.8", "'<='"),
+    "each_client() <= 0.1": ("begins with its kind", "')'"),
+    "each_client(sex) <= 0.1": ("no constraint is called 'sex'", *OF_GROUPS),
+    "each_client(demographic_parity(sex) <= 0.1)": (") comes after each_client(demographic_parity(sex)", "the bound"),
+    "each_client(accuracy, 0.95) >= 0.8": ("quantile=0.95", "'0.95'"),
+    "each_client(accuracy, share=0.95) >= 0.8": ("quantile=0.95", "'share'"),
+    "each_client(accuracy, quantile=) >= 0.8": ("a number comes after quantile=", "')'"),
+    "each_client(accuracy, quantile=95) >= 0.8": ("quantile=95", "above 0, at most 1", "0.95"),
+    "each_client(accuracy, quantile=0) >= 0.8": ("quantile=0", "above 0"),
+    "each_client(accuracy, quantile=nan) >= 0.8": ("quantile=nan", "above 0"),
+    "each_client(accuracy, quantile=most) >= 0.8": ("quantile=most", "above 0"),
+    "each_client(accuracy, quantile=0.9, soft=1) >= 0.8": (") comes after each_client(accuracy", "','"),
+    "each_client(demographic_parity(sex)) >= 0.1": ("an upper bound alone", "each_client(demographic_parity(sex)) <= "),
+    "each_client(each_client(accuracy)) >= 0.1": ("twice", "once"),
+    "0.1 <= each_client(recall(1)) <= 0.3": ("the worst client above", "one bound"),
+    "each_clients(accuracy) >= 0.1": ("did you mean 'each_client'?",),
+    "per_client(accuracy) >= 0.1": ("'per_client'", "write each_client(...)"),
 }
 
 
@@ -133,7 +259,10 @@ def test_any_text_is_a_constraint_or_a_setting_error():
     words = [
         *OF_GROUPS,
         *OF_CLASS,
-        *"()<>=,'\"",
+        "each_client(",
+        ", quantile=0.9",
+        ", scores=True",
+        *"()<>=,*'\"",
         "<=",
         "==",
         "sex",
@@ -200,14 +329,29 @@ PARAMS = [{"w": np.float32([1.0]), "b": np.float32(0.0)}]
         ("error_rate('<=50K') <= 0.2", 0, 1.0),
         ("recall(income == '>50K') >= 0.9", 1, 1.0),
         ("recall('<=50K') >= 0.9", 0, 0.0),
+        ("accuracy('<=50K') >= 0.9", 0, 0.0),
+        ("true_positive_rate(income == '>50K') >= 0.9", 1, 1.0),
+        ("true_positive_rate('<=50K') >= 0.9", 0, 0.0),
+        ("false_positive_rate('>50K') <= 0.9", 1, 1.0),
+        ("false_positive_rate('<=50K') <= 0.9", 0, 0.0),
+        ("precision('>50K') >= 0.9", 1, 0.5),
+        ("precision('<=50K') >= 0.9", 0, 0.0),
+        ("recall(income == '>50K', scores=True) >= 0.9", 1, np.e / (1 + np.e)),
+        ("error_rate('>50K', scores=True) <= 0.9", 1, 1 / (1 + np.e)),
+        ("accuracy >= 0.9", 1, 0.5),
+        ("error_rate <= 0.9", 1, 0.5),
+        ("true_positive_rate >= 0.9", 1, 1.0),
+        ("false_positive_rate <= 0.9", 1, 1.0),
+        ("0.1 <= recall('>50K') <= 0.9", 1, 1.0),
         ("class_loss(income == '>50K') <= 0.2", 1, np.log1p(np.e) - 1),
         ("class_loss('<=50K') <= 0.2", 0, np.log1p(np.e)),
     ],
 )
 def test_built_for_a_class(text, label, expected):
-    """By hand, for one example of the class and one of the other that must not count."""
-    constraint = build(parse(text), MLP(), **GIVEN)
-    assert (constraint.bound, constraint.sense) == (parse(text).bound, parse(text).sense)
+    """By hand, for one example of the class and one of the other, both with the decision '>50K'."""
+    constraint, wanted = build(parse(text), MLP(), **GIVEN), parse(text)
+    assert (constraint.bound, constraint.sense, constraint.least) == (wanted.bound, wanted.sense, wanted.least)
+    assert constraint.name == wanted.name
     quantity = constraint.quantity
     own = quantity.sums(PARAMS, example(y=label))
     other = quantity.sums(PARAMS, example(y=1 - label))
@@ -221,7 +365,35 @@ def test_rates_switch_on_decisions():
     left, right = quantity.sums(PARAMS, example(sex=0)), quantity.sums(PARAMS, example(sex=1) | {"x": np.float32([-1])})
     total = {name: left[name] + right[name] for name in left}
     assert float(quantity.measured(total)) == 1.0
-    assert 0.5 < float(quantity.value(total)) < 1.0, "and its surrogate, whose gradient is taken, is smooth"
+    assert float(quantity.value(total)) == pytest.approx(np.tanh(2), abs=1e-6), "of steeper scores, at logits 4 and -4"
+
+
+def test_scores_are_means_of_scores():
+    """Of 0.73 and 0.27: the gap is 0.46, and its gradient is its own."""
+    quantity = build(parse("demographic_parity(sex, scores=True) <= 0.05"), MLP(), **GIVEN).quantity
+    left, right = quantity.sums(PARAMS, example(sex=0)), quantity.sums(PARAMS, example(sex=1) | {"x": np.float32([-1])})
+    total = {name: left[name] + right[name] for name in left}
+    assert float(quantity.measured(total)) == pytest.approx(np.tanh(0.5), abs=1e-6)
+    assert quantity.switch_on is None
+
+
+@pytest.mark.parametrize("kind", [*OF_GROUPS, "accuracy", "error_rate", "true_positive_rate", "false_positive_rate"])
+def test_built_for_each_client(kind):
+    about = "(race)" if kind in OF_GROUPS else ""
+    plain = build(parse(f"{kind}{about} <= 0.25"), MLP(), **GIVEN)
+    built = build(parse(f"each_client({kind}{about}, quantile=0.75) <= 0.25"), MLP(), **GIVEN)
+    assert built.name == f"each_client({kind}{about}, quantile=0.75)"
+    assert built.quantity.quantile == 0.75
+    examples = [example(y=y, race=race) for y in (0, 1) for race in (0, 1, 2)]
+    total = jax.tree.map(lambda *each: sum(each), *(built.quantity.base.sums(PARAMS, one) for one in examples))
+    assert float(built.quantity.base.measured(total)) == float(plain.quantity.measured(total))
+
+
+def test_the_groups_of_two_columns():
+    groups = GROUPS | {"sex * race": ("F * a", "F * b", "M * a")}
+    constraint = build(parse("demographic_parity(sex * race) <= 0.25"), MLP(), **GIVEN | {"groups": groups})
+    sums = constraint.quantity.sums(PARAMS, example(**{"sex * race": 2}))
+    np.testing.assert_array_equal(sums["count"], [[0, 0, 1]])
 
 
 def test_the_column_may_be_left_out_where_there_is_one():
@@ -235,6 +407,9 @@ def test_the_target_may_have_no_name():
 
 REFUSED = {
     "demographic_parity(sexx) <= 0.05": ("no column 'sexx'", "did you mean 'sex'?"),
+    "demographic_parity(sex * rac) <= 0.05": ("no column 'rac'", "did you mean 'race'?"),
+    "accuracy('50K') >= 0.05": ("'50K' is no class", "'<=50K' and '>50K'"),
+    "each_client(recall(sex == 'M')) >= 0.05": ("'sex' is not the target", "'income'"),
     "demographic_parity(qqq) <= 0.05": ("no column 'qqq'", "sex, race, one, zip"),
     "demographic_parity <= 0.05": ("say which column", "'sex', 'race', 'one', 'zip'"),
     "demographic_parity(one) <= 0.05": ("'one' has only one value", "nothing to compare"),

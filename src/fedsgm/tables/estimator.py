@@ -23,7 +23,8 @@ from fedsgm.core.rules import Soft
 from fedsgm.data import Clients
 from fedsgm.data.table import numbered
 from fedsgm.engines.simulate import simulate
-from fedsgm.tables.grammar import build, parse
+from fedsgm.tables.grammar import Wanted, build, parse
+from fedsgm.tables.groups import crossed
 from fedsgm.tables.models import MLP
 
 
@@ -101,7 +102,11 @@ class FederatedConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: i
         columns = _columns(sensitive_features, len(X))
         coded = {name: numbered(values) for name, values in columns.items()}
         model = self._model()
-        problem = self._problem(model, {name: labels for name, (_, labels) in coded.items()})
+        wanted = self._wanted()
+        for one in wanted:
+            if isinstance(one, Wanted) and columns.keys() >= set(one.columns) and one.column is not None:
+                coded[one.column] = crossed(*(columns[name] for name in one.columns))
+        problem = self._problem(model, wanted, {name: labels for name, (_, labels) in coded.items()})
         examples = {"x": X, "y": codes.astype(np.float32)} | {name: numbers for name, (numbers, _) in coded.items()}
         owner = self._owners(clients, len(X), seed)
         parts = [np.flatnonzero(owner == j) for j in range(owner.max() + 1)]
@@ -155,12 +160,15 @@ class FederatedConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: i
     def _model(self) -> MLP:
         return MLP((self.hidden,) if isinstance(self.hidden, int) else tuple(self.hidden))
 
-    def _problem(self, model: MLP, groups: dict[str, tuple[str, ...]]) -> Problem:
+    def _wanted(self) -> list[Wanted | Constraint]:
         given = [self.constraints] if isinstance(self.constraints, (str, Constraint)) else self.constraints
+        return [parse(one) if isinstance(one, str) else one for one in given]
+
+    def _problem(self, model: MLP, wanted: list[Wanted | Constraint], groups: dict[str, tuple[str, ...]]) -> Problem:
         classes = [str(_text(label)) for label in self.classes_]
         constraints = [
-            build(parse(one), model, groups=groups, target=None, classes=classes) if isinstance(one, str) else one
-            for one in given
+            build(one, model, groups=groups, target=None, classes=classes) if isinstance(one, Wanted) else one
+            for one in wanted
         ]
         return Problem(objective=Mean(model.loss), constraints=constraints)
 

@@ -1,25 +1,24 @@
-"""Ready-made constraints: fairness between groups, and the loss, the error rate or the recall of a class.
+"""Ready-made constraints: fairness between groups, and how often a class or everybody is decided rightly or wrongly.
 
 Each is a few lines over :class:`Statistic`, to be compared with a bound:
 
     demographic_parity(score, by="sex", groups=2) <= 0.05
 
 ``score(params, example)`` is the predicted probability of the positive class, ``by`` the column that holds a group's
-number, 0 to ``groups - 1``, and ``target`` the column of the label, 0 or 1. With ``hard=True`` a rate counts decisions,
-``score > threshold``: the run switches on it and reports it, and descends the mean score, its smooth surrogate.
+number, 0 to ``groups - 1``, and ``target`` the column of the label, 0 or 1. Rates are of decisions, ``score >
+threshold``: the run switches on them and reports them, and descends a smooth surrogate. With ``scores=True`` they are
+means of scores, and these are descended, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedsgm.base.errors import SettingError
-from fedsgm.base.structs import check_count
 from fedsgm.core.problem import PerExample, Statistic
+from fedsgm.tables import rates
 
 
 def demographic_parity(
@@ -27,17 +26,14 @@ def demographic_parity(
     *,
     by: str,
     groups: int,
-    hard: bool = False,
+    scores: bool = False,
     threshold: float = 0.5,
     gradient: str = "linearized",
     name: str | None = None,
 ) -> Statistic:
-    """The largest difference between groups of the rate of positive predictions."""
-
-    def classes(example: Any) -> jax.Array:
-        return (example[by] >= 0)[None]  # everybody
-
-    return _rate_gap(name or "demographic_parity", score, by, groups, classes, hard, threshold, gradient)
+    """The largest difference between groups of the rate of positive decisions."""
+    name, among = name or "demographic_parity", rates.everybody(by)
+    return rates.rate_of_groups(name, score, by, groups, among, rates.positive, rates.gap, scores, threshold, gradient)
 
 
 def equal_opportunity(
@@ -46,17 +42,14 @@ def equal_opportunity(
     by: str,
     groups: int,
     target: str = "y",
-    hard: bool = False,
+    scores: bool = False,
     threshold: float = 0.5,
     gradient: str = "linearized",
     name: str | None = None,
 ) -> Statistic:
     """The largest difference between groups of the true positive rate."""
-
-    def classes(example: Any) -> jax.Array:
-        return (example[target] == 1)[None]
-
-    return _rate_gap(name or "equal_opportunity", score, by, groups, classes, hard, threshold, gradient)
+    name, among = name or "equal_opportunity", rates.classes(target, 1)
+    return rates.rate_of_groups(name, score, by, groups, among, rates.positive, rates.gap, scores, threshold, gradient)
 
 
 def equalized_odds(
@@ -65,31 +58,64 @@ def equalized_odds(
     by: str,
     groups: int,
     target: str = "y",
-    hard: bool = False,
+    scores: bool = False,
     threshold: float = 0.5,
     gradient: str = "linearized",
     name: str | None = None,
 ) -> Statistic:
     """The larger of the differences between groups of the true and of the false positive rate."""
+    name, among = name or "equalized_odds", rates.classes(target, 1, 0)
+    return rates.rate_of_groups(name, score, by, groups, among, rates.positive, rates.gap, scores, threshold, gradient)
 
-    def classes(example: Any) -> jax.Array:
-        return jnp.stack([example[target] == 1, example[target] == 0])
 
-    return _rate_gap(name or "equalized_odds", score, by, groups, classes, hard, threshold, gradient)
+def group_error_gap(
+    score: PerExample,
+    *,
+    by: str,
+    groups: int,
+    target: str = "y",
+    scores: bool = False,
+    threshold: float = 0.5,
+    gradient: str = "linearized",
+    name: str | None = None,
+) -> Statistic:
+    """The largest difference between groups of the share that is decided wrongly."""
+    name, among = name or "group_error_gap", rates.everybody(by)
+    return rates.rate_of_groups(
+        name, score, by, groups, among, rates.wrong(target), rates.gap, scores, threshold, gradient
+    )
+
+
+def worst_group_error(
+    score: PerExample,
+    *,
+    by: str,
+    groups: int,
+    target: str = "y",
+    scores: bool = False,
+    threshold: float = 0.5,
+    gradient: str = "linearized",
+    name: str | None = None,
+) -> Statistic:
+    """The share that is decided wrongly, of the group that has the largest."""
+    name, among = name or "worst_group_error", rates.everybody(by)
+    return rates.rate_of_groups(
+        name, score, by, groups, among, rates.wrong(target), rates.largest, scores, threshold, gradient
+    )
 
 
 def group_loss_gap(
     loss: PerExample, *, by: str, groups: int, name: str | None = None, gradient: str = "linearized"
 ) -> Statistic:
     """The largest difference between groups of the mean loss."""
-    return _over_groups(name or "group_loss_gap", loss, by, groups, _gap, gradient)
+    return rates.loss_of_groups(name or "group_loss_gap", loss, by, groups, rates.gap, gradient)
 
 
 def worst_group_loss(
     loss: PerExample, *, by: str, groups: int, name: str | None = None, gradient: str = "linearized"
 ) -> Statistic:
     """The mean loss of the group that has the largest."""
-    return _over_groups(name or "worst_group_loss", loss, by, groups, _largest, gradient)
+    return rates.loss_of_groups(name or "worst_group_loss", loss, by, groups, rates.largest, gradient)
 
 
 def class_loss(loss: PerExample, *, label: int, target: str = "y", name: str | None = None) -> Statistic:
@@ -101,121 +127,114 @@ def class_loss(loss: PerExample, *, label: int, target: str = "y", name: str | N
 
     return Statistic(
         sums,
-        lambda total: _ratio(total["loss"], total["count"]),
+        lambda total: rates.ratio(total["loss"], total["count"]),
         name=name or f"class_loss_{label}",
         members=lambda total: total["count"],
     )
 
 
 def error_rate(
-    score: PerExample, *, label: int, target: str = "y", threshold: float = 0.5, name: str | None = None
+    score: PerExample,
+    *,
+    label: int | None = None,
+    target: str = "y",
+    scores: bool = False,
+    threshold: float = 0.5,
+    name: str | None = None,
 ) -> Statistic:
-    """Neyman-Pearson: the share of one class that is predicted wrongly; descends the mean wrong score."""
-    return _share_decided(name or f"error_rate_{label}", score, label, 1 - label, target, threshold)
+    """The share that is decided wrongly: of one class, as Neyman and Pearson bound it, or of everybody."""
+    name = rates.named("error_rate", name, label)
+    return rates.rate_of_class(name, score, label, target, rates.wrong(target), scores, threshold)
+
+
+def accuracy(
+    score: PerExample,
+    *,
+    label: int | None = None,
+    target: str = "y",
+    scores: bool = False,
+    threshold: float = 0.5,
+    name: str | None = None,
+) -> Statistic:
+    """The share that is decided rightly, of one class or of everybody.
+
+    >>> import fedsgm as fs
+    >>> (fs.fairness.accuracy(lambda w, example: w * example["x"]) >= 0.9).sense
+    '>='
+    """
+    name = rates.named("accuracy", name, label)
+    return rates.rate_of_class(name, score, label, target, rates.right(target), scores, threshold)
 
 
 def recall(
-    score: PerExample, *, label: int, target: str = "y", threshold: float = 0.5, name: str | None = None
+    score: PerExample,
+    *,
+    label: int,
+    target: str = "y",
+    scores: bool = False,
+    threshold: float = 0.5,
+    name: str | None = None,
 ) -> Statistic:
-    """The share of one class that is predicted rightly, of class 1 the true positive rate; climbs the mean right score.
-
-    >>> import fedsgm as fs
-    >>> (fs.fairness.recall(lambda w, example: w * example["x"], label=1) >= 0.9).sense
-    '>='
-    """
-    return _share_decided(name or f"recall_{label}", score, label, label, target, threshold)
+    """The share of one class that is decided to be of it."""
+    name = rates.named("recall", name, label)
+    return rates.rate_of_class(name, score, label, target, rates.right(target), scores, threshold)
 
 
-def _share_decided(name: str, score: PerExample, label: int, decision: int, target: str, threshold: float) -> Statistic:
-    """The share of the class ``label`` that is predicted as ``decision``; the gradient is of the mean score of that."""
+def true_positive_rate(
+    score: PerExample,
+    *,
+    label: int = 1,
+    target: str = "y",
+    scores: bool = False,
+    threshold: float = 0.5,
+    name: str | None = None,
+) -> Statistic:
+    """The recall of the positive class, or of the ``label`` that counts as positive."""
+    name = rates.named("true_positive_rate", name, label)
+    return rates.rate_of_class(name, score, label, target, rates.right(target), scores, threshold)
+
+
+def false_positive_rate(
+    score: PerExample,
+    *,
+    label: int = 1,
+    target: str = "y",
+    scores: bool = False,
+    threshold: float = 0.5,
+    name: str | None = None,
+) -> Statistic:
+    """The share of the other class that is decided to be of the positive one, or of ``label``."""
+    name = rates.named("false_positive_rate", name, label)
+    return rates.rate_of_class(name, score, 1 - label, target, rates.wrong(target), scores, threshold)
+
+
+def precision(
+    score: PerExample,
+    *,
+    label: int,
+    target: str = "y",
+    scores: bool = False,
+    threshold: float = 0.5,
+    name: str | None = None,
+) -> Statistic:
+    """Of those that are decided to be of a class, the share that is of it; 0 where nobody is decided so."""
+    name = rates.named("precision", name, label)
+    rates.check_decision(name, scores, threshold)
 
     def sums(params: Any, example: Any) -> dict[str, jax.Array]:
         member = jnp.float32(example[target] == label)
-        positive = score(params, example)
-        so = positive if decision == 1 else 1 - positive
-        decided = jnp.float32((positive > threshold) == (decision == 1))
-        return {"count": member, "soft": member * so, "hard": member * decided}
+        positive = jnp.stack(rates.smooth_and_decided(score(params, example), scores, threshold))
+        so = positive if label == 1 else 1 - positive
+        return {"count": member, "so": so, "right": member * so}
+
+    def value(total: Any, which: int) -> jax.Array:
+        found = rates.ratio(total["right"], total["so"])[which]
+        return jnp.where(jnp.isnan(found), 0, found)
 
     return Statistic(
         sums,
-        lambda total: _ratio(total["soft"], total["count"]),
+        lambda total: value(total, 0),
         name=name,
-        switch_on=lambda total: _ratio(total["hard"], total["count"]),
+        switch_on=None if scores else lambda total: value(total, 1),
         members=lambda total: total["count"],
     )
-
-
-def _rate_gap(
-    name: str,
-    score: PerExample,
-    by: str,
-    groups: int,
-    classes: Callable[[Any], jax.Array],
-    hard: bool,
-    threshold: float,
-    gradient: str,
-) -> Statistic:
-    """The largest gap between groups' rates, over the classes that an example can be counted in."""
-    _check(name, groups)
-
-    def sums(params: Any, example: Any) -> dict[str, jax.Array]:
-        member = classes(example)[:, None] * jax.nn.one_hot(example[by], groups)
-        positive = score(params, example)
-        return {"count": member, "soft": member * positive, "hard": member * jnp.float32(positive > threshold)}
-
-    def gap(total: Any, rate: str) -> jax.Array:
-        each = jax.vmap(lambda sums, count: _gap(_ratio(sums, count), count > 0))(total[rate], total["count"])
-        return _largest(each, ~jnp.isnan(each))
-
-    return Statistic(
-        sums,
-        lambda total: gap(total, "soft"),
-        name=name,
-        gradient=gradient,
-        switch_on=(lambda total: gap(total, "hard")) if hard else None,
-        members=lambda total: total["count"],
-    )
-
-
-def _over_groups(
-    name: str,
-    loss: PerExample,
-    by: str,
-    groups: int,
-    value: Callable[[jax.Array, jax.Array], jax.Array],
-    gradient: str,
-) -> Statistic:
-    _check(name, groups)
-
-    def sums(params: Any, example: Any) -> dict[str, jax.Array]:
-        member = jax.nn.one_hot(example[by], groups)
-        return {"count": member, "loss": member * loss(params, example)}
-
-    return Statistic(
-        sums,
-        lambda total: value(_ratio(total["loss"], total["count"]), total["count"] > 0),
-        name=name,
-        gradient=gradient,
-        members=lambda total: total["count"],
-    )
-
-
-def _ratio(total: jax.Array, count: jax.Array) -> jax.Array:
-    """A rate; not a number, with a gradient of zero, where there is nothing to divide by."""
-    return jnp.where(count > 0, total / jnp.where(count > 0, count, 1), jnp.nan)
-
-
-def _largest(rates: jax.Array, here: jax.Array) -> jax.Array:
-    return jnp.where(jnp.any(here), jnp.max(jnp.where(here, rates, -jnp.inf)), jnp.nan)
-
-
-def _gap(rates: jax.Array, here: jax.Array) -> jax.Array:
-    """The largest minus the smallest among the groups that are here; undefined for fewer than two."""
-    gap = jnp.max(jnp.where(here, rates, -jnp.inf)) - jnp.min(jnp.where(here, rates, jnp.inf))
-    return jnp.where(jnp.sum(here) > 1, gap, jnp.nan)
-
-
-def _check(kind: str, groups: int) -> None:
-    check_count(kind, "groups", groups)
-    if groups < 2:
-        raise SettingError(f"{kind}: groups={groups}, but there must be 2 or more to compare")

@@ -21,6 +21,7 @@ from fedsgm.data.table import MOST_CATEGORIES, Encoder, Table, as_text, column, 
 from fedsgm.results.result import Result
 from fedsgm.results.verdict import found
 from fedsgm.tables.grammar import OF_GROUPS, Wanted, build
+from fedsgm.tables.groups import crossed
 from fedsgm.tables.models import MLP
 
 _FILE, _PARAMS, _VERSION = "model.json", "params.safetensors", 2
@@ -71,13 +72,12 @@ def prepare(
             raise SettingError(f"target: the column {target!r} has no value in any row")
         table, labels = {name: values[known] for name, values in table.items()}, labels[known]
     classes = _classes(labels, target, positive)
-    sensitive = list(dict.fromkeys(w.column for w in wanted if w.kind in OF_GROUPS and w.column is not None))
+    sensitive = {w.column: w.columns for w in wanted if w.kind in OF_GROUPS and w.column is not None}
     groups, codes = {}, {}
-    for name in sensitive:
+    for name, each in sensitive.items():
         if name in ("x", "y"):
             raise SettingError(f"constraint on the column {name!r}: rename the column, x and y have another meaning")
-        texts = as_text(column(table, name, f"constraint on {name!r}"))
-        codes[name], groups[name] = numbered(texts)
+        codes[name], groups[name] = crossed(*(as_text(column(table, p, f"constraint on {p!r}")) for p in each))
         if (codes[name] < 0).any():
             notes.append(f"{_rows(codes[name] < 0)} without a value of {name!r}: no group counts them")
     for name in drop:

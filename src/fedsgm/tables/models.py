@@ -70,7 +70,3 @@ class MLP:
     def score(self, params: Any, example: Any) -> jax.Array:
         """The predicted probability of the positive class."""
         return jax.nn.sigmoid(self.logit(params, example))
-
-    def decision(self, params: Any, example: Any) -> jax.Array:
-        """A steep score, near the decision, 0 or 1, that it is a smooth stand-in for: true rates follow it closely."""
-        return jax.nn.sigmoid(4 * self.logit(params, example))

@@ -24,8 +24,8 @@ MIXES = ("label", "group", "label-group")
 
 
 def fair_classification(bound: float = 0.05, *, model: MLP = MODEL, gradient: str = "linearized") -> Problem:
-    """Minimise the cross-entropy subject to ``demographic_parity <= bound`` between the two values of ``"sex"``."""
-    gap = demographic_parity(model.score, by="sex", groups=2, gradient=gradient)
+    """Minimise the cross-entropy subject to a gap of at most ``bound`` between the mean scores of the two sexes."""
+    gap = demographic_parity(model.score, by="sex", groups=2, scores=True, gradient=gradient)
     return Problem(objective=Mean(model.loss), constraints=[gap <= bound])
 
 
