@@ -1,4 +1,4 @@
-"""What users attach from outside the package: rules, transforms, optimizers, in both engines and across a resume."""
+"""What users attach from outside the package: rules, compressors, transforms, optimizers, in both engines, resumed."""
 
 import dataclasses
 
@@ -10,6 +10,7 @@ import pytest
 
 import fedsgm as fs
 from fedsgm.base.describe import describe
+from fedsgm.core.compression import Sparse
 from fedsgm.federation import Client, Program
 from fedsgm.federation.inprocess import InProcess
 from fedsgm.federation.panel import Followed
@@ -79,6 +80,23 @@ class Noise:
         return x + self.deviation * jax.random.normal(key, x.shape), state
 
 
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A compressor: a run of neighbours, drawn anew each time."""
+
+    size: int
+
+    def compress(self, x, key):
+        places = (jax.random.randint(key, (), 0, len(x)) + jnp.arange(self.size)) % len(x)
+        return Sparse(places, x[places], len(x))
+
+    def decompress(self, message, d):
+        return jnp.zeros(d).at[message.indices].set(message.values)
+
+    def contraction(self, d):
+        return self.size / d
+
+
 PROBLEM = fs.Problem(
     objective=logistic,
     constraints=[
@@ -89,6 +107,7 @@ PROBLEM = fs.Problem(
 TOP = fs.TopK(count=2)
 SEAMS = {
     "rule": {"rule": Smoothed(0.5), "uplink": TOP},
+    "compressor": {"uplink": Block(2), "downlink": Block(3)},
     "transforms": {"uplink": fs.chain(Clip(0.5), Momentum(0.9), Noise(0.01), TOP), "downlink": TOP},
     "transforms alone": {"uplink": fs.chain(Momentum(0.9), Clip(0.5))},
     "adam": {"server": optax.adam(0.05), "uplink": TOP, "downlink": TOP},
