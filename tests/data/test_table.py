@@ -1,170 +1,14 @@
-"""Reading a table of one's own, and turning its columns into features."""
+"""Turning the columns of a table of one's own into features."""
 
-import datetime
-import decimal
 import json
-import re
-from pathlib import Path
 
 import numpy as np
-import pandas
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import fedsgm as fs
-from fedsgm.data.table import MISSING, Column, Encoder, as_text, column, numbered, parse_table, read_table
-
-# Reading -------------------------------------------------------------------------------------------------------------
-
-EXPECTED = {"age": [39.0, np.nan, 52.5], "städt": ["Köln", None, "東京, 港区"], "ok": ["true", "false", "true"]}
-
-
-def assert_columns(table, expected):
-    assert list(table) == list(expected)
-    for name, values in expected.items():
-        if all(isinstance(value, float) for value in values):
-            assert table[name].dtype == np.float64
-            np.testing.assert_array_equal(table[name], values)
-        else:
-            assert table[name].dtype == object
-            assert table[name].tolist() == values
-
-
-CSVS = {
-    "comma": 'age,städt,ok\n39,Köln,true\n,,false\n52.5,"東京, 港区",true\n',
-    "semicolon": "age;städt;ok\n39;Köln;true\n;;false\n52.5;東京, 港区;true\n",
-    "tab": "age\tstädt\tok\n39\tKöln\ttrue\n\t\tfalse\n52.5\t東京, 港区\ttrue\n",
-    "BOM": '\ufeffage,städt,ok\n39,Köln,true\n,,false\n52.5,"東京, 港区",true\n',
-    "Windows' line ends": 'age,städt,ok\r\n39,Köln,true\r\n,,false\r\n52.5,"東京, 港区",true\r\n',
-    "no line end at the end": 'age,städt,ok\n39,Köln,true\n,,false\n52.5,"東京, 港区",true',
-    "an empty line": 'age,städt,ok\n39,Köln,true\n\n,,false\n52.5,"東京, 港区",true\n\n',
-    "comma and space": "age; städt; ok\n39; Köln; true\n?; ?; false\n52.5; 東京, 港区; true\n",
-    "quoted": '"age","städt","ok"\n"39","Köln","true"\n"","","false"\n"52.5","東京, 港区","true"\n',
-    "capitals": 'age,städt,ok\n39,Köln,True\n,,FALSE\n52.5,"東京, 港区",true\n',
-}
-
-
-@pytest.mark.parametrize("how", CSVS)
-def test_csv(how, tmp_path):
-    (tmp_path / "t.csv").write_bytes(CSVS[how].encode())
-    assert_columns(read_table(tmp_path / "t.csv"), EXPECTED)
-
-
-PARQUETS = {
-    "plain": {"age": [39, None, 52.5], "städt": ["Köln", None, "東京, 港区"], "ok": [True, False, True]},
-    "dictionary": {
-        "age": pa.array([39, None, 52.5], pa.float32()),
-        "städt": pa.array(["Köln", None, "東京, 港区"]).dictionary_encode(),
-        "ok": pa.array(["true", "false", "true"]).dictionary_encode(),
-    },
-    "decimal": {
-        "age": [decimal.Decimal("39.0"), None, decimal.Decimal("52.5")],
-        "städt": pa.array(["Köln", None, "東京, 港区"], pa.large_string()),
-        "ok": [True, False, True],
-    },
-    "not a number": {
-        "age": pa.array([39.0, np.nan, 52.5]),
-        "städt": ["Köln", "?", "東京, 港区 "],
-        "ok": ["True", "FALSE", "true"],
-    },
-}
-
-
-@pytest.mark.parametrize("how", PARQUETS)
-def test_parquet_gives_the_same_columns(how, tmp_path):
-    """Whatever the file is called: its content says what it is."""
-    pq.write_table(pa.table(PARQUETS[how]), tmp_path / "t.csv")
-    assert_columns(read_table(str(tmp_path / "t.csv")), EXPECTED)
-
-
-def test_dates_and_integers_are_alike_in_both():
-    days, ids = [datetime.date(2020, 2, 29), None, datetime.date(2021, 1, 1)], [7, 2**40, None]
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"day": days, "id": ids}), sink)
-    text = "day,id\n2020-02-29,7\n,1099511627776\n2021-01-01,\n"
-    expected = {"day": ["2020-02-29", None, "2021-01-01"], "id": [7.0, 2.0**40, np.nan]}
-    assert_columns(parse_table(sink.getvalue().to_pybytes(), "t"), expected)
-    assert_columns(parse_table(text.encode(), "t"), expected)
-
-
-def test_line_ends_within_quotes():
-    text = 'id,note\n1,"two\nlines, and ""quotes"""\n2,one\n'
-    assert_columns(parse_table(text.encode(), "t"), {"id": [1.0, 2.0], "note": ['two\nlines, and "quotes"', "one"]})
-
-
-@pytest.mark.parametrize("spelling", MISSING)
-@pytest.mark.parametrize("space", ["", " "])
-def test_spellings_of_what_is_missing(spelling, space):
-    """In a column of numbers and in one of texts; the second column keeps an empty line from being skipped."""
-    text = f"n,t\n{space}1,{space}a\n{space}{spelling},{space}{spelling}\n"
-    assert_columns(parse_table(text.encode(), "t"), {"n": [1.0, np.nan], "t": ["a", None]})
-
-
-def test_infinite_is_missing():
-    assert_columns(parse_table(b"n\n1\ninf\n-inf\n", "t"), {"n": [1.0, np.nan, np.nan]})
-
-
-def test_numbers_may_stand_after_a_thousand_rows_of_nothing():
-    """A column's type comes from all of its rows, however many there are."""
-    rows = "".join(f"{i},\n" for i in range(200_000)) + "7,late\n"
-    table = parse_table(f"i,t\n{rows}".encode(), "t")
-    assert table["t"][-1] == "late"
-    assert table["t"][:-1].tolist() == [None] * 200_000
-
-
-WRONG = {
-    b"": "CSV",
-    b"\n\n": "CSV",
-    b"a,b\n": "no rows",
-    b"a,b\n1,2\n3\n": "Expected 2 columns, got 1",
-    b"a,b\n1,2\n3,4,5\n": "Expected 2 columns, got 3",
-    b"a,b,a\n1,2,3\n": "two columns are called 'a'",
-    b"a, a\n1,2\n": "two columns are called 'a'",
-    b"a,,c\n1,2,3\n": "a column has no name",
-    "größe,b\n1,ü\n".encode("latin-1"): "UTF-8",
-    "a,b\n1,ü\n".encode("latin-1"): "UTF-?8",
-    "a,b\n1,2\n".encode("utf-16"): "UTF-8",
-    bytes(range(256)): "CSV",
-    b"PAR1": "Parquet",
-    b"PAR1 and no more of it": "Parquet",
-}
-
-
-@pytest.mark.parametrize("data", WRONG, ids=lambda data: repr(data[:20]))
-def test_what_is_no_table(data, tmp_path):
-    """One sentence, that begins with the file."""
-    path = tmp_path / "t.csv"
-    path.write_bytes(data)
-    with pytest.raises(fs.SettingError, match=WRONG[data]) as error:
-        read_table(path)
-    assert str(error.value).startswith(f"{path}: ")
-    assert "\n" not in str(error.value)
-
-
-def test_a_truncated_parquet_file(tmp_path):
-    pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "t.parquet")
-    whole = (tmp_path / "t.parquet").read_bytes()
-    for length in range(4, len(whole), 37):
-        with pytest.raises(fs.SettingError, match="Parquet"):
-            parse_table(whole[:length], "t")
-
-
-def test_columns_of_no_known_kind():
-    """A list is neither a number nor a text."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"a": [1, 2], "b": [[1], [2, 3]]}), sink)
-    with pytest.raises(fs.SettingError, match=r"^t: "):
-        parse_table(sink.getvalue().to_pybytes(), "t")
-
-
-def test_no_file_and_a_folder(tmp_path):
-    with pytest.raises(fs.SettingError, match=re.escape(f"{tmp_path / 'none.csv'}: there is no such file")):
-        read_table(tmp_path / "none.csv")
-    with pytest.raises(fs.SettingError, match=re.escape(f"{tmp_path}: a folder")):
-        read_table(tmp_path)
+from fedsgm.data.table import Column, Encoder, as_text, column, numbered, parse_table
 
 
 def test_a_column_that_is_not_there():
@@ -178,6 +22,9 @@ def test_a_column_that_is_not_there():
 
 def test_texts_and_groups():
     assert as_text(np.array([1.0, -2.5, np.nan, 1e6])).tolist() == ["1", "-2.5", None, "1000000"]
+    assert as_text(np.array([np.inf, -np.inf])).tolist() == [None, None]
+    moments = np.array(["2020-02-29", "NaT", "2020-02-29T10:30", "2020-02-29T10:30:00.5"], "datetime64[us]")
+    assert as_text(moments).tolist() == [*("2020-02-29", None, "2020-02-29 10:30:00", "2020-02-29 10:30:00.500000")]
     codes, labels = numbered(np.array(["b", None, "a", "b"], object))
     assert (codes.tolist(), labels) == ([1, -1, 0, 1], ("a", "b"))
 
@@ -312,6 +159,45 @@ def test_texts_where_training_had_numbers():
     assert encoder.encode({"age": np.array([None, None], object)}).tolist() == expected.tolist()
 
 
+def test_texts_that_spell_numbers_are_numbers_where_training_had_them():
+    """As a Parquet file may have them; the first that spells none is named."""
+    encoder = Encoder.of({"age": np.array([1.0, 2.0, 6.0])}, ["age"])
+    expected = encoder.encode({"age": np.array([2.5, np.nan, 1e3])})
+    assert encoder.encode({"age": np.array(["2.5", None, "1e3"], object)}).tolist() == expected.tolist()
+    with pytest.raises(fs.SettingError, match="row 3 here has '2,5'"):
+        encoder.encode({"age": np.array(["2.5", None, "2,5"], object)})
+
+
+def test_dates_are_days_since_1970():
+    """Noon of 1970-01-02 is 1.5; the median of 0, 1.5 and 30 is 1.5. NumPy's days, by its own subtraction."""
+    days = np.array(["1970-01-01", "1970-01-02T12:00", "NaT", "1970-01-31"], "datetime64[us]")
+    made = Column.of("day", days)
+    assert (made.fill, made.mean, made.missing, made.date) == (1.5, 33 / 4, True, True)
+    expected = ((np.array([0, 1.5, 1.5, 30]) - 33 / 4) / np.std([0, 1.5, 1.5, 30])).astype(np.float32)
+    np.testing.assert_allclose(made.encode(days), np.stack([expected, [0, 0, 1, 0]], axis=1), rtol=1e-6)
+    assert Encoder.of({"day": days}, ["day"]).dates == ("day",)
+    assert made.encode(np.array([None], object)).tolist() == made.encode(days)[2:3].tolist()
+
+
+@pytest.mark.parametrize("new", [np.array([np.nan, 7.0]), np.array([None, "7"], object)], ids=str)
+def test_numbers_where_training_had_dates(new):
+    encoder = Encoder.of({"day": np.array(["2020-01-01", "2021-01-01"], "datetime64[us]")}, ["day"])
+    with pytest.raises(fs.SettingError, match="column 'day': a date in training, but row 2 here has '7'"):
+        encoder.encode({"day": new})
+
+
+def test_dates_where_training_had_numbers():
+    encoder = Encoder.of({"n": np.array([1.0, 2.0])}, ["n"])
+    with pytest.raises(fs.SettingError, match="column 'n': a number in training, but row 1 here has '2020-01-01'"):
+        encoder.encode({"n": np.array(["2020-01-01"], "datetime64[us]")})
+
+
+def test_infinite_is_missing():
+    made = Column.of("n", np.array([1.0, np.inf, 3.0, -np.inf]))
+    assert made == Column.of("n", np.array([1.0, np.nan, 3.0, np.nan]))
+    assert made.encode(np.array([np.inf])).tolist() == made.encode(np.array([np.nan])).tolist()
+
+
 def test_numbers_where_training_had_texts():
     encoder = Encoder.of({"code": np.array(["1", "2", "x"], object)}, ["code"])
     assert encoder.encode({"code": np.array([2.0, 1.0, np.nan])}).tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
@@ -361,13 +247,3 @@ def test_one_column_by_hand():
     assert made.scale == pytest.approx(np.sqrt(0.5))
     expected = [[-np.sqrt(2), 0], [0, 1], [np.sqrt(8), 0]]
     np.testing.assert_allclose(made.encode(np.array([1.0, np.nan, 4.0])), expected, rtol=1e-6)
-
-
-def test_the_table_of_the_docs_is_read_as_it_is_written(tmp_path):
-    """A round trip through pandas, by CSV and by Parquet."""
-    frame = pandas.DataFrame({"n": [1.5, None, 3.0], "t": ["a", None, "é b"], "ok": [True, False, True]})
-    frame.to_csv(tmp_path / "t.csv", index=False)
-    frame.astype({"t": "category"}).to_parquet(tmp_path / "t.parquet")
-    expected = {"n": [1.5, np.nan, 3.0], "t": ["a", None, "é b"], "ok": ["true", "false", "true"]}
-    for name in ("t.csv", "t.parquet"):
-        assert_columns(read_table(Path(tmp_path, name)), expected)

@@ -1,4 +1,4 @@
-"""A table of one's own: read from CSV or Parquet, and turned into features.
+"""A table of one's own, turned into features.
 
 An :class:`Encoder` learns from the training rows how each column becomes numbers, and is kept beside the model as
 JSON, so that new rows are treated alike.
@@ -7,56 +7,18 @@ JSON, so that new rows are treated alike.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from fedsgm.base.errors import SettingError
+from fedsgm.data.reading import Table, numbers_of, parse_table, read_table
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+__all__ = ["Column", "Encoder", "Table", "as_text", "column", "numbered", "parse_table", "read_table"]
 
-MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")
-_SPELLINGS = [*MISSING, *(f" {text}" for text in MISSING)]  # fields may be separated by a comma and a space
 MOST_CATEGORIES = 64
-
-Table = dict[str, np.ndarray]
-"""Columns by name: numbers as float64 with NaN for what is missing, texts as objects with None."""
-
-
-def read_table(path: str | Path, texts: Collection[str] = ()) -> Table:
-    """The columns of a CSV file (separated by comma, semicolon or tab, the first line names them) or a Parquet file.
-
-    A column of CSV that has nothing but numbers is numbers, unless it is among the ``texts``: those a model knows as
-    categories, where 01 is not 1.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise SettingError(f"{path}: {'a folder' if path.is_dir() else 'there is no such file'}; give a CSV or Parquet")
-    return parse_table(path.read_bytes(), str(path), texts)
-
-
-def parse_table(data: bytes, owner: str, texts: Collection[str] = ()) -> Table:
-    """:func:`read_table` of a file's content; ``owner`` is who an error names."""
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.read_table(pa.BufferReader(data)) if data[:4] == b"PAR1" else _parse_csv(data, texts)
-        columns = [_values(column) for column in table.columns]
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        first = str(error).splitlines()[0]
-        raise SettingError(f"{owner}: not a table in CSV (UTF-8) or Parquet: {first}") from None
-    names = [name.strip() for name in table.column_names]
-    for name in names:
-        if not name or names.count(name) > 1:
-            what = f"two columns are called {name!r}" if name else "a column has no name"
-            raise SettingError(f"{owner}: {what}; give every column a name of its own")
-    if not table.num_rows:
-        raise SettingError(f"{owner}: the table has no rows")
-    return dict(zip(names, columns, strict=True))
+_DAY = np.timedelta64(1, "D")
 
 
 def column(table: Table, name: str, what: str) -> np.ndarray:
@@ -73,8 +35,17 @@ def as_text(values: np.ndarray) -> np.ndarray:
     """Values as texts, None where missing: for targets, groups and clients. A whole number has no point."""
     if values.dtype == object:
         return values
-    texts = [None if np.isnan(v) else f"{int(v)}" if v == int(v) else repr(float(v)) for v in values]
+    if values.dtype.kind == "M":
+        return np.array([None if np.isnat(v) else _moment(v) for v in values], object)
+    texts = [None if not np.isfinite(v) else f"{int(v)}" if v == int(v) else repr(float(v)) for v in values]
     return np.array(texts, object)
+
+
+def _moment(time: np.datetime64) -> str:
+    """A date, and the time of day if it is not midnight."""
+    day = time.astype("datetime64[D]")
+    second = time.astype("datetime64[s]")
+    return str(day if time == day else second if time == second else time).replace("T", " ")
 
 
 def numbered(texts: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -88,7 +59,8 @@ def numbered(texts: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
 class Column:
     """How one column becomes features: a number standardised, a category one-hot; what was missing has its own.
 
-    ``categories`` of None marks a number, filled with the training rows' median where it is missing.
+    ``categories`` of None marks a number, filled with the training rows' median where it is missing or infinite. A
+    date is the number of days since 1970-01-01.
     """
 
     name: str
@@ -98,6 +70,7 @@ class Column:
     scale: float = 1.0
     missing: bool = False
     shortened: bool = False  # whether it has more categories than are kept
+    date: bool = False
 
     @classmethod
     def of(cls, name: str, values: np.ndarray) -> Column:
@@ -107,11 +80,13 @@ class Column:
             most = np.sort(np.argsort(-counts, kind="stable")[:MOST_CATEGORIES])
             some = len(present) < len(values)
             return cls(name, tuple(map(str, kinds[most])), missing=some, shortened=len(kinds) > len(most))
-        gone = np.isnan(values)
+        date = values.dtype.kind == "M"
+        values = _days(values) if date else values
+        gone = ~np.isfinite(values)
         fill = 0.0 if gone.all() else float(np.median(values[~gone]))
         filled = np.where(gone, fill, values)
         some = bool(gone.any() and not gone.all())  # what is always missing is a constant
-        return cls(name, None, fill, float(filled.mean()), float(filled.std()), some)
+        return cls(name, None, fill, float(filled.mean()), float(filled.std()), some, date=date)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -124,8 +99,8 @@ class Column:
     def encode(self, values: np.ndarray) -> np.ndarray:
         """[rows, features]; a category that training did not have is none of them."""
         if self.categories is None:
-            values = _numbers(self.name, values)
-            gone = np.isnan(values)
+            values = self._numbers(values)
+            gone = ~np.isfinite(values)
             number = (np.where(gone, self.fill, values) - self.mean) / (self.scale or 1.0)
             parts = {self.name: number, f"{self.name} is missing": gone}
         else:
@@ -134,6 +109,22 @@ class Column:
             parts[f"{self.name} is missing"] = np.array([text is None for text in texts])
         kept = [parts[feature] for feature in self.features]
         return np.stack(kept, axis=1).astype(np.float32) if kept else np.zeros((len(values), 0), np.float32)
+
+    def _numbers(self, values: np.ndarray) -> np.ndarray:
+        """The values as numbers, which they must be as in training."""
+        if values.dtype.kind == ("M" if self.date else "f"):
+            return _days(values) if self.date else values
+        texts = as_text(values)
+        found = numbers_of(texts) if values.dtype == object and not self.date else None
+        if found is not None:
+            return found
+        for i, text in enumerate(texts):
+            if text is not None and (self.date or values.dtype != object or numbers_of(texts[i : i + 1]) is None):
+                raise SettingError(
+                    f"column {self.name!r}: a {'date' if self.date else 'number'} in training, but row {i + 1} here "
+                    f"has {text!r}; correct or remove it"
+                )
+        return np.full(len(values), np.nan)
 
     def unseen(self, values: np.ndarray) -> int:
         """How many rows have a value that training did not have."""
@@ -168,6 +159,11 @@ class Encoder:
     def constant(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns if not column.features)
 
+    @property
+    def dates(self) -> tuple[str, ...]:
+        """The columns of dates that are features."""
+        return tuple(column.name for column in self.columns if column.date and column.features)
+
     def encode(self, table: Table) -> np.ndarray:
         """[rows, features], float32."""
         parts = [c.encode(column(table, c.name, "the model's features")) for c in self.columns if c.features]
@@ -194,57 +190,6 @@ class Encoder:
         return cls(tuple(map(one, columns)))
 
 
-def _parse_csv(data: bytes, texts: Collection[str]) -> pa.Table:
-    import pyarrow as pa
-    from pyarrow import csv
-
-    header = data.partition(b"\n")[0].decode("utf-8-sig")
-
-    def read(types: dict[str, pa.DataType]) -> pa.Table:
-        # One block: the type of a column is then inferred from all its rows.
-        return csv.read_csv(
-            pa.BufferReader(data),
-            csv.ReadOptions(block_size=len(data) + 1),
-            csv.ParseOptions(delimiter=max(",;\t", key=header.count), newlines_in_values=True),
-            csv.ConvertOptions(null_values=_SPELLINGS, strings_can_be_null=True, column_types=types),
-        )
-
-    # What is no number stays as it is written: another file's rows may make another type of the same values.
-    found = read({})
-    kept = [field.name for field in found.schema if field.name.strip() in texts or not _is_number(field.type)]
-    return read(dict.fromkeys(kept, pa.string())) if kept else found
-
-
-def _values(column: pa.ChunkedArray) -> np.ndarray:
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if _is_number(column.type):
-        numbers = np.array(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
-        return np.where(np.isfinite(numbers), numbers, np.nan)
-    return np.array([_text(text) for text in column.cast(pa.string()).to_pylist()], object)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    from pyarrow import types
-
-    return any(one(kind) for one in (types.is_integer, types.is_floating, types.is_decimal, types.is_null))
-
-
-def _text(value: str | None) -> str | None:
-    """A value without the spaces around it; truth values are alike however a program writes them."""
-    text = "" if value is None else value.strip()
-    return None if text in MISSING else text.lower() if text.lower() in ("true", "false") else text
-
-
-def _numbers(name: str, values: np.ndarray) -> np.ndarray:
-    if values.dtype != object:
-        return values
-    rows = [i for i, text in enumerate(values) if text is not None]
-    if rows:
-        raise SettingError(
-            f"column {name!r}: a number in training, but row {rows[0] + 1} here has {values[rows[0]]!r}; "
-            "correct or remove it"
-        )
-    return np.full(len(values), np.nan)
+def _days(times: np.ndarray) -> np.ndarray:
+    """Days since 1970-01-01, with fractions, NaN where missing."""
+    return np.where(np.isnat(times), np.nan, (times - np.datetime64(0, "us")) / _DAY)
