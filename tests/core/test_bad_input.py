@@ -195,7 +195,7 @@ class TestData:
         refused(
             lambda: run(clients=clients),
             r"^client 2 has no example that the constraint 'ill' averages over; split the data so that each has one, "
-            r"or let those without one be absent from it, Mean\(\.\.\., missing='absent'\)$",
+            r"or let those without one be absent from it, Mean\(\.\.\., missing='absent'\), or .* with a Statistic$",
         )
 
     def test_nobody_has_what_may_be_absent(self):

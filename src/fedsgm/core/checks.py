@@ -10,25 +10,43 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.base.errors import SettingError
+from fedsgm.core.quantities import ByRows
 from fedsgm.data.clients import Clients
 
 
-def weights_of(quantity: Any, label: str, clients: Clients, params: Any, owner: str, everybody: bool) -> np.ndarray:
-    """The [clients, examples] weights of a quantity: 1 in a statistic, 1/count in a mean, 0 on padding."""
+def example_weights(weight: Callable[[Any], Any] | None, clients: Clients, owner: str) -> np.ndarray:
+    """What every example weighs, [clients, examples], in float64: 1 unless told, 0 on padding."""
     present = np.arange(clients.longest) < clients.counts[:, None]
+    if weight is None:
+        return present.astype(np.float64)
+    given = jax.vmap(jax.vmap(weight))(clients.examples)
+    if getattr(given, "shape", None) != present.shape:
+        raise SettingError("Problem: weight must return one number per example")
+    weights = np.where(present, np.asarray(given, np.float64), 0)
+    for client, row in np.argwhere(~(np.isfinite(weights) & (weights >= 0))):
+        who = f"{owner} {client}" if owner == "client" else owner
+        raise SettingError(f"{who}: example {row} weighs {weights[client, row]:g}, but a weight is 0 or more")
+    return weights
+
+
+def weights_of(
+    quantity: Any, label: str, clients: Clients, params: Any, owner: str, everybody: bool, weights: np.ndarray
+) -> np.ndarray:
+    """The [clients, examples] weights in a quantity: as given, but in a client's mean they add up to 1."""
     base = quantity.base
     if hasattr(base, "sums"):
-        _check_statistic(base, clients, params, label, owner, everybody)
+        _check_statistic(base, clients, params, label, owner, everybody, weights)
         if base is not quantity and everybody:
-            _check_each(quantity, clients, params, label, present)
-        return present.astype(np.float32)
+            _check_each(quantity, clients, params, label, weights)
+        return weights.astype(np.float32)
     example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), clients.examples)
     _check_scalar(jax.eval_shape(base.fn, params, example), f"{label}: its function", "per example")
-    chosen = present & _select(base.where, clients.examples, label)
+    chosen = weights * _select(base.where, clients.examples, label)
     sizes = chosen.sum(axis=1)
     if not sizes.all() and (base.refuses or (everybody and not sizes.any())):
         _refuse_missing(base, label, owner, int(np.argmin(sizes > 0)))
-    return (chosen / np.maximum(sizes, 1)[:, None]).astype(np.float32)
+    scale = 1 if isinstance(quantity, ByRows) else np.where(sizes > 0, sizes, 1)[:, None]
+    return (chosen / scale).astype(np.float32)
 
 
 def _refuse_missing(base: Any, label: str, owner: str, client: int) -> None:
@@ -38,11 +56,14 @@ def _refuse_missing(base: Any, label: str, owner: str, client: int) -> None:
     who = f"{owner} {client}" if owner == "client" else owner
     instead = "split the data so that each has one"
     if label != "the objective" and base.refuses and owner != "the test data":
-        instead += ", or let those without one be absent from it, Mean(..., missing='absent')"
+        instead += (
+            ", or let those without one be absent from it, Mean(..., missing='absent'), or count everybody's examples "
+            "together, with a Statistic"
+        )
     raise SettingError(f"{who} has no example that {label} averages over; {instead}")
 
 
-def _check_each(quantity: Any, clients: Clients, params: Any, label: str, present: np.ndarray) -> None:
+def _check_each(quantity: Any, clients: Clients, params: Any, label: str, weights: np.ndarray) -> None:
     """Somebody can measure it alone: the gap between two groups has no value where nobody has both."""
 
     def own(params: Any, examples: Any, present: Any) -> Any:
@@ -50,7 +71,7 @@ def _check_each(quantity: Any, clients: Clients, params: Any, label: str, presen
         sums = jax.tree.map(lambda a: jnp.tensordot(present, a.astype(jnp.float32), 1), each)
         return quantity.sent(sums, jnp.float32(1))[1]
 
-    defined = jax.jit(jax.vmap(own, (None, 0, 0)))(params, clients.examples, present.astype(np.float32))
+    defined = jax.jit(jax.vmap(own, (None, 0, 0)))(params, clients.examples, weights.astype(np.float32))
     if not np.asarray(defined).any():
         raise SettingError(f"{label} has no value on any client alone; leave each_client out, or split another way")
 
@@ -62,14 +83,16 @@ def _check_scalar(out: Any, what: str, per: str) -> None:
         raise SettingError(f"{what} must return one floating-point number {per}, but it returned {got}")
 
 
-def _check_statistic(quantity: Any, clients: Clients, params: Any, label: str, owner: str, everybody: bool) -> None:
+def _check_statistic(
+    quantity: Any, clients: Clients, params: Any, label: str, owner: str, everybody: bool, weights: np.ndarray
+) -> None:
     """The functions fit each other, and over everybody the value is defined where the run starts."""
 
     def pooled(params: Any, examples: Any, present: Any) -> Any:
         each = jax.vmap(jax.vmap(quantity.sums, (None, 0)), (None, 0))(params, examples)
         return jax.tree.map(lambda a: jnp.tensordot(present, a.astype(jnp.float32), 2), each)
 
-    present = (np.arange(clients.longest) < clients.counts[:, None]).astype(np.float32)
+    present = weights.astype(np.float32)
     shapes = jax.eval_shape(pooled, params, clients.examples, present)
     for name in ("value", "switch_on"):
         function = getattr(quantity, name)

@@ -7,7 +7,7 @@ also the supervised *task* that the algorithm runs: it turns those functions int
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,24 +15,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.base.errors import SettingError
-from fedsgm.base.structs import static, struct
-from fedsgm.core.checks import weights_of
+from fedsgm.base.structs import replaced, static, struct
+from fedsgm.core.checks import example_weights, weights_of
 from fedsgm.core.each_client import EachClient
-from fedsgm.core.quantities import Constraint, Heard, Mean, PerExample, Statistic
+from fedsgm.core.quantities import ByRows, Constraint, Heard, Mean, PerExample, Statistic, count_of
 from fedsgm.core.rules import COLUMNS, Direction, Measured
 from fedsgm.data.clients import Clients
 
 __all__ = ["Constraint", "Examples", "Mean", "PerExample", "Problem", "Quantity", "Statistic"]
 
-Quantity = Mean | Statistic | EachClient
+Quantity = Mean | ByRows | Statistic | EachClient
 
 
 @struct
 class Examples:
     """One client's examples (in the engine: all clients', with a leading axis).
 
-    ``weights`` has one row for the objective and one for each constraint. A mean's is 1/count on the examples that
-    it averages over, a statistic's is 1, and both are 0 on padding. So every quantity is a weighted sum.
+    ``weights`` has one row for the objective and one for each constraint. A client's mean's is 1/count on the examples
+    that it averages over, a statistic's is 1, and both are 0 on padding. So every quantity is a weighted sum.
     """
 
     examples: Any
@@ -49,6 +49,7 @@ class Examples:
 
 
 FOLLOW = ("shared", "largest", "random", "sum")
+WEIGH = ("clients", "rows")
 SPREAD = ("client", "worst", "median", "best")
 
 
@@ -62,6 +63,10 @@ class Problem:
     nearest to its bound. A rule that weighs each constraint by itself, as :class:`PrimalDual` does, needs no such
     choice.
 
+    ``weigh`` says what counts equally in a :class:`Mean`: the ``"clients"``, as in the paper, or everybody's
+    ``"rows"``, so that a client counts as much as it has examples. ``weight`` is a function of one example that gives
+    its own weight, 0 or more, in every quantity.
+
     >>> import fedsgm as fs
     >>> loss = lambda w, example: (w - example["a"]) ** 2
     >>> fs.Problem(objective=loss, constraints=[fs.Mean(lambda w, example: w, name="size") <= 1.0]).names
@@ -71,10 +76,15 @@ class Problem:
     objective: Mean
     constraints: Sequence[Constraint] = ()
     follow: str = static(default="shared")
+    weigh: str = static(default="clients")
+    weight: Callable[[Any], Any] | None = static(default=None)
 
     def __post_init__(self) -> None:
-        if self.follow not in FOLLOW:
-            raise SettingError(f"Problem: follow={self.follow!r}, but it must be one of {', '.join(FOLLOW)}")
+        for name, known in (("follow", FOLLOW), ("weigh", WEIGH)):
+            if getattr(self, name) not in known:
+                raise SettingError(f"Problem: {name}={getattr(self, name)!r}, but it must be one of {', '.join(known)}")
+        if self.weight is not None and not callable(self.weight):
+            raise SettingError(f"Problem: weight={self.weight!r}, but it must be a function of one example")
         if callable(self.objective):
             object.__setattr__(self, "objective", Mean(self.objective))
         if not isinstance(self.objective, Mean):
@@ -127,7 +137,7 @@ class Problem:
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        return (self.objective, *(constraint.quantity for constraint in self.constraints))
+        return (self._weighed(self.objective), *(constraint.quantity for constraint in self._compared))
 
     def prepare(self, clients: Clients, params: Any, *, owner: str = "client", everybody: bool = True) -> Examples:
         """Check the functions against the data and weigh every example once, before anything runs.
@@ -138,8 +148,9 @@ class Problem:
             kind = type(clients).__name__
             raise SettingError(f"clients: a {kind}, but it must be Clients; use split(...) or Clients.from_list(...)")
         labels = ("the objective", *(f"the constraint {name!r}" for name in self.names))
+        given = example_weights(self.weight, clients, owner)
         each = zip(self.quantities, labels, strict=True)
-        weights = [weights_of(quantity, label, clients, params, owner, everybody) for quantity, label in each]
+        weights = [weights_of(quantity, label, clients, params, owner, everybody, given) for quantity, label in each]
         return Examples(clients.examples, np.stack(weights, axis=1), clients.counts.astype(np.int32))
 
     def prepare_one(self, data: Any, params: Any) -> Examples:
@@ -161,18 +172,24 @@ class Problem:
         """The client's own statistics of each constraint, g_j(w).
 
         Of constraints on each client it keeps what it sent, to know in the update that follows whether it is the one.
+        Where rows are weighed, the last of the statistics is what the client weighs in the objective.
         """
         statistics = self._statistics(params, data, data.batch(batch_size, key), range(1, len(self.quantities)))
-        if not self._of_each:
-            return statistics, None
-        own = [isinstance(quantity, EachClient) for quantity in self.quantities[1:]]
-        return statistics, tuple(sent if is_own else None for sent, is_own in zip(statistics, own, strict=True))
+        kept = None
+        if self._of_each:
+            own = [isinstance(quantity, EachClient) for quantity in self.quantities[1:]]
+            kept = tuple(sent if is_own else None for sent, is_own in zip(statistics, own, strict=True))
+        return statistics + ((self._size(data, 0),) if self.weigh == "rows" else ()), kept
 
     def combine(self, statistics: tuple[Any, ...], tolerance: Any, key: jax.Array, heard: Heard = None) -> Measured:
         """The estimate of each constraint by the clients that were heard, its violation, and what clients follow."""
+        share: tuple[Any, ...] = ()
+        if self.weigh == "rows":
+            statistics, sizes, objective = statistics[:-1], statistics[-1], self.quantities[0]
+            share = (objective.guide(objective.pool((sizes, sizes), heard), count_of(sizes, heard)),)
         if not self.constraints:
             none = jnp.zeros(0)
-            return Measured(none, (none, ()), {"estimate": jnp.float32(jnp.nan)}, scales=none, errors=none)
+            return Measured(none, (none, (), *share), {"estimate": jnp.float32(jnp.nan)}, scales=none, errors=none)
         count = jax.tree.leaves(statistics)[0].shape[0] if heard is None else jnp.sum(heard)
         each = list(zip(self.quantities[1:], statistics, strict=True))
         pooled = [q.pool(s, heard) for q, s in each]
@@ -180,11 +197,11 @@ class Problem:
         errors = jnp.stack([q.error(s, p, heard) for (q, s), p in zip(each, pooled, strict=True)])
         violations = self._violations(estimates, tolerance)
         violations = jnp.where(jnp.isnan(violations), -jnp.inf, violations)
-        guides = tuple(c.guide(p, count) for c, p in zip(self.constraints, pooled, strict=True))
+        guides = tuple(c.guide(p, count) for c, p in zip(self._compared, pooled, strict=True))
         scales = jnp.array([c.scale for c in self.constraints], jnp.float32)
         return Measured(
             violations,
-            (self._active(violations, key), guides),
+            (self._active(violations, key), guides, *share),
             {"estimate": estimates[jnp.argmax(violations)]},
             scales=scales,
             errors=errors,
@@ -202,7 +219,7 @@ class Problem:
     ) -> Any:
         """The gradient of ``objective * f_j + constraint * g_j`` on the client's own data."""
         data = data.batch(batch_size, key)
-        active, guides = direction.guide
+        active, guides, *share = direction.guide
         weights = direction.constraint if jnp.ndim(direction.constraint) else direction.constraint * active
         scales = jnp.stack([direction.objective, *weights])
 
@@ -210,9 +227,9 @@ class Problem:
 
         def mixed(params: Any) -> jax.Array:
             first, *rest = self._sums(params, data, range(len(self.quantities)))
-            terms = zip(self.constraints, rest, guides, kept, strict=True)
+            terms = zip(self._compared, rest, guides, kept, strict=True)
             each = [constraint.local(own, guide, sent) for constraint, own, guide, sent in terms]
-            return jnp.stack([self.objective.local(first, None), *each]) @ scales
+            return jnp.stack([self.quantities[0].local(first, *share or (None,)), *each]) @ scales
 
         return jax.grad(mixed)(params)
 
@@ -238,6 +255,14 @@ class Problem:
     def _of_each(self) -> tuple[str, ...]:
         """The names of constraints on each client."""
         return tuple(c.name for c in self.constraints if isinstance(c.quantity, EachClient))
+
+    @property
+    def _compared(self) -> tuple[Constraint, ...]:
+        """The constraints as they are weighed."""
+        return tuple(replaced(c, quantity=self._weighed(c.quantity)) for c in self.constraints)
+
+    def _weighed(self, quantity: Quantity) -> Any:
+        return ByRows(quantity) if self.weigh == "rows" and isinstance(quantity, Mean) else quantity
 
     def _active(self, violations: jax.Array, key: jax.Array) -> jax.Array:
         """The weights of the constraints' gradients in a constraint step."""
@@ -265,7 +290,13 @@ class Problem:
     def _statistics(self, params: Any, data: Examples, drawn: Examples, which: Sequence[int]) -> tuple[Any, ...]:
         """What a client sends, of the examples drawn; whether it has such examples at all is of all of its data."""
         sums = zip(which, self._sums(params, drawn, which), strict=True)
-        return tuple(self.quantities[i].sent(own, jnp.float32(jnp.any(data.weights[i] > 0))) for i, own in sums)
+        return tuple(self.quantities[i].sent(own, self._size(data, i)) for i, own in sums)
+
+    def _size(self, data: Examples, i: int) -> jax.Array:
+        """What a client's examples weigh in a mean over rows; of another quantity, whether it has such an example."""
+        if isinstance(self.quantities[i], ByRows):
+            return jnp.sum(data.weights[i])
+        return jnp.float32(jnp.any(data.weights[i] > 0))
 
     def _sums(self, params: Any, data: Examples, which: Sequence[int]) -> tuple[Any, ...]:
         """Weighted sums; means that share a function share its evaluation, and so its gradient."""

@@ -84,8 +84,8 @@ class Bounded:
 class Mean(Bounded):
     """The mean of ``fn(params, example)`` over a client's examples, or over those ``where`` selects.
 
-    The server averages the clients' means equally, as Algorithm 1 does. ``quantity <= bound`` and ``quantity >= bound``
-    make a constraint of it.
+    The server averages the clients' means equally, as Algorithm 1 does, unless the problem weighs rows. ``quantity <=
+    bound`` and ``quantity >= bound`` make a constraint of it.
 
     Args:
         missing: what becomes of a client with no such example: ``"refuse"``, the run does not start; ``"absent"``, the
@@ -146,6 +146,44 @@ class Mean(Bounded):
     def local(self, value: jax.Array, guide: Any, sent: Any = None) -> jax.Array:
         """A number whose gradient a client follows, of its sums now and what it ``sent`` in this round."""
         return value if self.refuses else guide * value
+
+
+@struct
+class ByRows(Bounded):
+    """A mean over everybody's examples: what :class:`Problem` makes of a :class:`Mean` under ``weigh="rows"``.
+
+    A client's sum is of what its examples weigh, and it sends that weight along, so that the server can divide by all.
+    """
+
+    base: Mean
+
+    @property
+    def label(self) -> str:
+        return self.base.label
+
+    def sent(self, total: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return total, weight
+
+    def pool(self, statistics: Any, heard: Heard = None) -> tuple[jax.Array, jax.Array]:
+        total, weight = (jnp.sum(counted(part, heard)) for part in statistics)
+        return total, weight
+
+    def measured(self, pooled: Any) -> jax.Array:
+        total, weight = pooled
+        return total / weight
+
+    def error(self, statistics: Any, pooled: Any, heard: Heard = None) -> jax.Array:
+        """By the delta method: the spread of the clients' shares of the ratio."""
+        totals, weights = statistics
+        share = self.guide(pooled, count_of(statistics, heard))
+        return standard_error(share * (totals - self.measured(pooled) * weights), heard)
+
+    def guide(self, pooled: Any, count: Any) -> jax.Array:
+        """What makes the mean of m messages a mean over examples: how many clients there are to a unit of weight."""
+        return jnp.where(pooled[1] > 0, count / jnp.where(pooled[1] > 0, pooled[1], 1), 0)
+
+    def local(self, total: jax.Array, guide: Any, sent: Any = None) -> jax.Array:
+        return guide * total
 
 
 @struct
@@ -226,7 +264,7 @@ class Constraint:
     With the sense ``"between"``, which :func:`between` makes, ``bound`` is the upper one and ``least`` the lower.
     """
 
-    quantity: Mean | Statistic | EachClient
+    quantity: Mean | ByRows | Statistic | EachClient
     bound: float
     scale: float = 1.0
     sense: str = static(default="<=")

@@ -144,6 +144,7 @@ def stationarity(
 
 
 def _check_convex(what: str, problem: Problem) -> None:
+    estimates.refuse_rows(what, problem)
     if not all(isinstance(quantity, Mean) and quantity.refuses for quantity in problem.quantities):
         raise SettingError(f"{what}: it is for convex means over all clients; a Statistic is not convex in general")
     for constraint in problem.constraints:

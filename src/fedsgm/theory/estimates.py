@@ -227,7 +227,14 @@ def _key() -> jax.Array:
     return jax.random.key(0)
 
 
+def refuse_rows(what: str, problem: Problem) -> None:
+    """No theorem weighs clients by their examples."""
+    if problem.weigh == "rows":
+        raise SettingError(f"{what}: the theorems are about means in which clients count equally; take weigh='clients'")
+
+
 def _means_only(problem: Problem) -> None:
+    refuse_rows("estimates", problem)
     if not all(isinstance(quantity, Mean) and quantity.refuses for quantity in problem.quantities):
         raise SettingError(
             "estimates: the theorems are about means over all clients, but a constraint is a Statistic, of each client "

@@ -79,6 +79,7 @@ def plan(problem: Problem, clients: Any, params: Any, *, rounds: int, **settings
 
 
 def _check_covered(problem: Problem, clients: int, chosen: _Chosen, told: dict[str, Any]) -> None:
+    estimates.refuse_rows("from_theory", problem)
     for constraint in problem.constraints:
         mean = isinstance(constraint.quantity, Mean) and constraint.quantity.refuses and constraint.scale == 1
         if not mean or problem.follow not in _COVERED:
