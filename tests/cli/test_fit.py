@@ -13,13 +13,13 @@ import pandas as pd
 import pytest
 import typer
 from fairlearn.metrics import demographic_parity_difference
-from sklearn.metrics import recall_score
+from sklearn.metrics import log_loss, recall_score
 
 import fedsgm as fs
 from fedsgm.__main__ import app
 from fedsgm.cli.flags import RuleName
 from fedsgm.methods import IPPConEx
-from fedsgm.tables import fit as tabular
+from fedsgm.tables import dealing
 from support.commands import FILES, Run, assert_one_error, call, same_bits, spellings
 
 ROWS = 3000
@@ -47,8 +47,8 @@ def base(table, tmp_path_factory):
     """A fit of the table; ``held`` are the rows that it held out."""
     held = []
     with pytest.MonkeyPatch.context() as patch:
-        original = tabular._held_out
-        patch.setattr(tabular, "_held_out", lambda *given: held.append(original(*given)) or held[-1])
+        original = dealing._held_out
+        patch.setattr(dealing, "_held_out", lambda *given: held.append(original(*given)) or held[-1])
         folder = tmp_path_factory.mktemp("base") / "run"
         called = call("fit", table, *FIT, "--out", folder)
     assert (called.code, called.err) == (0, "")
@@ -313,13 +313,21 @@ CASES = [
     Case("--positive >50K", lambda run: run.test["y"].mean() < 0.5),
     Case("--test-fraction 0.5", lambda run: abs(len(run.test["y"]) - ROWS / 2) <= 2),
     Case("--test-fraction 0", lambda run: run.test is None and run.clients.counts.sum() == ROWS),
+    Case("--client-by race", lambda run: run.problem.weigh == "rows" and run.problem.weight is None),
+    Case("--weigh rows", lambda run: run.problem.weigh == "rows"),
+    Case("--weigh clients", lambda run: run.problem.weigh == "clients"),
+    Case("--weight hours-per-week", lambda run: run.problem.weight({"weight": 7}) == 7 and features(run) == ALL - 1),
 ]
 
 ELSEWHERE = {
     "--out": "test_verdict",
     "--require-feasible": "test_settings_of_a_fit_repeat_it_bit_for_bit",
     "--config": "test_settings_of_a_fit_repeat_it_bit_for_bit",
+    "--separator": "test_a_table_that_is_written_another_way",
+    "--decimal": "test_a_table_that_is_written_another_way",
+    "--encoding": "test_a_table_that_is_written_another_way",
 }
+WRITTEN = ("--separator", "|", "--decimal", ",", "--encoding", "latin-1")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -340,7 +348,7 @@ def test_every_rule_has_a_test():
 
 def test_every_flag_of_predict_has_a_test():
     command = typer.main.get_command(app).commands["predict"]
-    assert spellings(command) == {"folder", "table", "--out"}
+    assert spellings(command) == {"folder", "table", "--out", *WRITTEN[::2]}  # test_a_table_that_is_written_another_way
 
 
 def test_every_row_is_dealt_once(begin, frame):
@@ -354,6 +362,71 @@ def test_every_row_is_dealt_once(begin, frame):
     assert y.sum() == (frame["income"] == ">50K").sum()
     sex = np.concatenate([part["sex"] for part in parts])
     assert sex.sum() == (frame["sex"] == "Male").sum()
+
+
+def test_weights_go_with_their_rows(begin, frame):
+    """In training and held out, by each row's features."""
+    run = begin("--weight", "hours-per-week", "--drop", "race", "--drop", "sex", "--drop", "workclass")
+    parts = [run.clients[j] for j in range(len(run.clients))] + [run.test]
+    age = np.concatenate([part["x"][:, 0] for part in parts])
+    found = pd.Series(np.concatenate([part["weight"] for part in parts])).groupby(age).sum()
+    expected = frame.groupby("age")["hours-per-week"].sum()
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_row_of_weight_two_is_two_rows(frame, tmp_path):
+    """Rates and losses of the run, by fairlearn and scikit-learn with sample weights, of what ``predict`` writes."""
+    frame = frame.assign(w=1 + np.arange(ROWS) % 3)
+    frame.to_parquet(tmp_path / "t.parquet")
+    flags = ("--weight", "w", "--test-fraction", "0", "--rounds", "40", "--out", tmp_path / "run")
+    called = call("fit", tmp_path / "t.parquet", *FIT, *flags, draw=False)
+    assert (called.code, called.err) == (0, "")
+    called = call("predict", tmp_path / "run", tmp_path / "t.parquet", "--out", tmp_path / "p.parquet")
+    assert called.code == 0, called.err
+    predicted = pd.read_parquet(tmp_path / "p.parquet")
+    gap = demographic_parity_difference(
+        frame["income"] == ">50K",
+        predicted["income"] == ">50K",
+        sensitive_features=frame["sex"],
+        sample_weight=frame["w"],
+    )
+    run = Run(tmp_path / "run")
+    assert gap == pytest.approx(run.result.value("train", "demographic_parity(sex)", "answer")[0], abs=1e-6)
+    loss = log_loss(frame["income"] == ">50K", predicted["probability of >50K"], sample_weight=frame["w"])
+    assert loss == pytest.approx(run.result.value("train", "objective", "answer")[0], rel=1e-4)
+    assert run.toml["weight"] == "w"
+    assert run.toml["weigh"] == "rows"
+
+
+def test_a_table_that_is_written_another_way(base, begin, frame, table, tmp_path):
+    """The same examples and predictions; without a word of it the encoding stops the reading."""
+    named = frame.rename(columns={"sex": "Größe"}).assign(age=frame["age"] / 7)
+    named.to_csv(tmp_path / "plain.csv", index=False)
+    named.to_csv(tmp_path / "other.csv", index=False, sep="|", decimal=",", encoding="latin-1")
+    plain, other = begin(table=tmp_path / "plain.csv"), begin(*WRITTEN, table=tmp_path / "other.csv")
+    for name, array in plain.clients.examples.items():
+        np.testing.assert_array_equal(other.clients.examples[name], array)
+    called = call("fit", tmp_path / "other.csv", "--target", "income")
+    assert_one_error(called, 2, "other.csv", "UTF-8", "--encoding, such as latin-1")
+    assert_one_error(call("fit", tmp_path / "other.csv", "--target", "income", *WRITTEN[4:]), 2, "Expected 1 columns")
+
+    frame.to_csv(tmp_path / "new.csv", index=False, sep="|", decimal=",", encoding="latin-1")
+    assert call("predict", base.folder, tmp_path / "new.csv", *WRITTEN).out == call("predict", base.folder, table).out
+
+
+@pytest.mark.parametrize("command", ["fit", "predict"])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--separator", ";;"), "separator: ';;'"),
+        (("--decimal", "x"), "decimal: 'x'"),
+        (("--encoding", "klingon"), "none called 'klingon'"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_no_such_way_to_write(command, flags, words, base, table):
+    given = ("fit", table, "--target", "income") if command == "fit" else ("predict", base.folder, table)
+    assert_one_error(call(*given, *flags), 2, words)
 
 
 # Tables as they come -------------------------------------------------------------------------------------------------
@@ -408,6 +481,63 @@ def test_what_was_noticed_is_told(strange):
     assert run.settings["clients"] == 5
     columns = json.loads((strange.folder / "run" / "model.json").read_text())["columns"]
     assert [column["name"] for column in columns] == ["größe in m", "couleur préférée", "konstant", "性別"]
+
+
+@pytest.fixture
+def accounts(tmp_path):
+    """Account numbers, ZIP codes, dates, an infinite value, a list, weights: as CSV, without the list, and Parquet."""
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame(
+        {
+            "account": 2**60 + np.arange(80),
+            "zip": rng.choice(["01234", "98765"], 80),
+            "day": pd.Timestamp("2020-01-01") + pd.to_timedelta(rng.integers(0, 900, 80), "D"),
+            "n": rng.normal(size=80).round(3),
+            "weight": rng.integers(0, 3, 80),
+            "ok": rng.random(80) < 0.5,
+        }
+    )
+    frame.loc[[4, 5], "n"] = np.inf
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.assign(tags=[[1, 2]] * 80).to_parquet(tmp_path / "t.parquet")
+    return tmp_path, frame
+
+
+@pytest.mark.parametrize("end", ["csv", "parquet"])
+def test_tables_as_people_have_them(end, accounts):
+    """The same notes and the same model from either; what cannot be a feature is dropped."""
+    folder, frame = accounts
+    dropped = ("--drop", "account", *(("--drop", "tags") if end == "parquet" else ()))
+    flags = ("--target", "ok", "--weight", "weight", *dropped, "--rounds", "3", "--clients", "2", "--no-progress")
+    called = call("fit", folder / f"t.{end}", *flags, "--out", folder / "run", draw=False)
+    assert called.code == 0, called.err
+    kept = frame[frame["weight"] > 0]
+    assert called.err.splitlines() == [
+        f"note: {(frame['weight'] == 0).sum()} rows of weight 0 left out",
+        "note: 'day' has dates; each is its number of days since 1970-01-01",
+        f"note: {np.isinf(kept['n']).sum()} rows with an infinite value of 'n', which is taken for missing",
+    ]
+    model = json.loads((folder / "run" / "model.json").read_text())
+    assert [column["name"] for column in model["columns"]] == ["zip", "day", "n"]
+    assert model["columns"][0]["categories"] == ["01234", "98765"]
+    days = (kept["day"] - pd.Timestamp("1970-01-01")).dt.days
+    assert days.min() <= model["columns"][1]["mean"] <= days.max()
+    other = {"csv": "parquet", "parquet": "csv"}[end]
+    answers = [call("predict", folder / "run", folder / f"t.{name}") for name in (end, other)]
+    assert [answer.code for answer in answers] == [0, 0], answers
+    assert answers[0].out == answers[1].out
+
+
+def test_columns_that_are_no_features_unless_dropped(accounts):
+    """Account numbers are categories, each with all its digits; a list is none."""
+    folder, _ = accounts
+    flags = ("--target", "ok", "--weight", "weight", "--rounds", "3", "--no-progress", "--out", folder / "run")
+    called = call("fit", folder / "t.csv", *flags, draw=False)
+    assert called.code == 0, called.err
+    account, *_ = json.loads((folder / "run" / "model.json").read_text())["columns"]
+    assert len(account["categories"]) > 20
+    assert set(account["categories"]) <= {str(2**60 + row) for row in range(80)}
+    assert_one_error(call("fit", folder / "t.parquet", *flags), 2, "the column 'tags' has values of type list", "drop")
 
 
 def test_new_rows_with_unseen_categories(strange, tmp_path):
@@ -477,6 +607,22 @@ NOT_FITTED = {
         ("no column is left to predict from",),
     ),
     "no column to drop": (None, "--drop Strasse", ("drop", "'Strasse'", "'Straße'")),
+    "no weight column": (None, "--weight w", ("weight", "no column 'w'")),
+    "a weight below 0": (changed(w=np.arange(120) - 3), "--weight w", ("weight: row 1 of 'w' has -3", "0 or more")),
+    "a weight that is missing": (
+        changed(w=[1.0, np.nan] * 60),
+        "--weight w",
+        ("row 2 of 'w' has no finite value", "0 or more"),
+    ),
+    "a weight that is a text": (None, "--weight Straße", ("row 1 of 'Straße' has ", "a number, 0 or more")),
+    "no weight above 0": (changed(w=0), "--weight w", ("'w' is 0 in every row",)),
+    "the target for a weight": (None, "--weight Entscheidung", ("'Entscheidung' is the target",)),
+    "groups of a column called weight": (
+        changed(weight=[1, 2] * 60),
+        "--weight weight --constraint demographic_parity(weight)<=0.5",
+        ("'weight'", "rename the column", "x, y and weight have another meaning"),
+    ),
+    "no such thing to weigh": (None, "--weigh groups", ("--weigh", "groups", "rows", "clients")),
     "no client column": (None, "--client-by Strasse", ("client-by", "'Strasse'", "'Straße'")),
     "more clients than rows": (None, "--clients 121", ("clients", "121", "120 rows")),
     "no clients": (None, "--clients 0", ("clients=0", "1 or more")),

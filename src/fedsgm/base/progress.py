@@ -1,12 +1,23 @@
-"""A progress bar when a person is watching, plain lines now and then when not. Lives outside compiled code."""
+"""What a person sees of a run: a progress bar, or plain lines where nobody watches. Lives outside compiled code."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from types import TracebackType
+from typing import TextIO
 
 _LINE_EVERY = 10.0  # seconds between plain lines
+
+
+def say(text: str, *, file: TextIO | None = None, end: str = "\n") -> None:
+    """Print; a reader that has gone away, as ``head`` does, keeps nothing else from being done."""
+    stream = sys.stdout if file is None else file
+    try:
+        print(text, file=stream, end=end, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Progress:
@@ -50,4 +61,4 @@ class Progress:
             self._bar.update(self._task, completed=done, note=note)
         elif self._show and time.monotonic() - self._last > _LINE_EVERY:
             self._last = time.monotonic()
-            print(f"{self.title}: {self.unit} {done} of {self.total}  {note}", file=sys.stderr, flush=True)
+            say(f"{self.title}: {self.unit} {done} of {self.total}  {note}", file=sys.stderr)

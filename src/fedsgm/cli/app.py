@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedsgm.base.errors import FedSGMError, SettingError
+from fedsgm.base.progress import say
 
 app = typer.Typer(
     add_completion=False,
@@ -37,7 +38,7 @@ def _common(
 
 def main() -> None:
     """The console script."""
-    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_: say(f"warning: {message}", file=sys.stderr)
     try:
         code = app(standalone_mode=False)
     except FedSGMError as error:

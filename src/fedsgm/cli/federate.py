@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedsgm.base.progress import say
 from fedsgm.cli import config
 from fedsgm.cli.flags import OWN, RUN, RuleName, RunFlags, command, option, own_parameters
 from fedsgm.cli.saving import copy, picture
@@ -40,7 +41,7 @@ def _add(name: str) -> None:
             return copy(finished, flags.out, f"federate local {name}", given | limits | settings)
 
         result = rehearsal.run(name, given, flags, keep=keep, port=port, **limits)
-        print(result.verdict(), flush=True)
+        say(result.verdict())
         picture(result, flags.out)
         return 3 if flags.require_feasible and not result.feasible.all() else 0
 
@@ -103,5 +104,5 @@ def submit(
         named = stated.named(run or stated.run, Path(folder) / "job")
         finished = jobs.submit(kit.resolve(), named, join=wait, show=progress)
     result = copy(finished, out)
-    print(result.verdict(), flush=True)
+    say(result.verdict())
     picture(result, out, but=(config.NAME,))

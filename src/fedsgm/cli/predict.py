@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from fedsgm.base.progress import say
+from fedsgm.cli.fit import DECIMAL, ENCODING, SEPARATOR
+
 
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder that fedsgm fit wrote.")],
@@ -15,14 +18,19 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="File for the predictions, .csv or .parquet; standard output unless told.")
     ] = None,
+    separator: Annotated[str | None, typer.Option(help=SEPARATOR)] = None,
+    decimal: Annotated[str | None, typer.Option(help=DECIMAL)] = None,
+    encoding: Annotated[str, typer.Option(help=ENCODING)] = "utf-8",
 ) -> None:
     """Predict for new rows: the class, and the probability of the positive one, in a table of two columns."""
-    from fedsgm.data.table import read_table
+    from fedsgm.data.reading import Written, read_table
     from fedsgm.tables import fit as tabular
 
     trained = tabular.TableModel.load(folder)
-    rows = read_table(table, trained.encoder.texts)
+    needed = {column.name for column in trained.encoder.columns if column.features}
+    written = Written(separator, decimal, encoding)
+    rows = read_table(table, trained.encoder.texts, written=written, used=needed.__contains__)
     tabular.write_predictions(trained, rows, out)
     for name, count in trained.encoder.unseen(rows).items():
         which = "1 row has a value" if count == 1 else f"{count} rows have values"
-        print(f"note: {which} of {name!r} that are no category of the model; treated as none", file=sys.stderr)
+        say(f"note: {which} of {name!r} that are no category of the model; treated as none", file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedsgm.base.errors import SettingError
+from fedsgm.base.progress import say
 from fedsgm.cli import building, config
 from fedsgm.cli.flags import OUTPUT, RunFlags, command, option, own_parameters
 from fedsgm.cli.saving import save
@@ -33,7 +34,7 @@ def _add(name: str) -> None:
             raise SettingError(f"--render {render}: the name of a moving picture must end in .gif")
         problem, load = setup.make(**own)
         result = building.simulate(flags, problem, *load())
-        print(result.verdict(), flush=True)
+        say(result.verdict())
         save(result, flags.out, f"run {name}", config.plain(own) | flags.settings())
         if render is not None:
             _render(problem, result, render)
@@ -51,7 +52,7 @@ def _render(task: Any, result: Any, path: Path) -> None:
     from fedsgm.tasks import cmdp
 
     cmdp.render(task, jax.tree.map(lambda a: a[0], result.answer), path)
-    print(f"Episode: {path}")
+    say(f"Episode: {path}")
 
 
 for _name in SETUPS:

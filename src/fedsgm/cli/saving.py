@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedsgm.base.progress import say
 from fedsgm.cli import config
 
 _FILES = ("history.parquet", "params.safetensors", config.NAME, "result.json", "history.png")
@@ -33,4 +34,4 @@ def copy(finished: Path, out: Path, command: str = "", settings: dict[str, Any] 
 def picture(result: Any, out: Path, but: tuple[str, ...] = ()) -> None:
     """Draw the run into its folder, which is then whole; say what is in it, ``but`` for what was not written."""
     result.plot(out / "history.png")
-    print(f"\nSaved in {out}: {', '.join(name for name in _FILES if name not in but)}")
+    say(f"\nSaved in {out}: {', '.join(name for name in _FILES if name not in but)}")

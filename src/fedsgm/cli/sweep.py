@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fedsgm.base.errors import SettingError
+from fedsgm.base.progress import say
 from fedsgm.cli import building, config
 from fedsgm.cli.flags import RUN, RunFlags, command, option, own_parameters, relevant, value_types
 from fedsgm.cli.setups import SETUPS, Setup
@@ -67,9 +68,9 @@ def _sweep(flags: RunFlags, vary: list[str], resume: bool, setup: Setup, own: di
         chosen, (_, clients, params, _) = prepare(setting)
         building.check(chosen, len(clients), params)
     rows = grid.run(distinct, simulate, folder=flags.out, base=base, resume=resume, progress=flags.progress)
-    print(f"{comparison.table(comparison.ranked(rows))}\n\n{comparison.best(rows)}\n{comparison.NOTE}", flush=True)
+    say(f"{comparison.table(comparison.ranked(rows))}\n\n{comparison.best(rows)}\n{comparison.NOTE}")
     comparison.plot(rows, flags.out / "sweep.png")
-    print(f"\nSaved in {flags.out}: sweep.parquet, sweep.png")
+    say(f"\nSaved in {flags.out}: sweep.parquet, sweep.png")
     return 0
 
 
