@@ -22,6 +22,7 @@ MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")
 LARGEST = 2**53  # whole numbers beyond it have no float64 of their own
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _SEPARATORS = ",;\t"
+_FIRST = 2**24  # bytes that are looked at for the columns' names
 _NUMBER = r"^[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:inf|infinity))$"
 _COMMA_NUMBER = _NUMBER.replace(r"\.", ",")
 _SURELY_DECIMAL = r"^[+-]?\d*,(\d{1,2}|\d{4,})([eE][+-]?\d+)?$"  # where 1,234 may be a thousand and more
@@ -166,16 +167,15 @@ def _parse_csv(data: bytes, written: Written) -> tuple[pa.Table, str]:
     header = data.partition(b"\n")[0].decode()
     separator = written.separator or max(_SEPARATORS, key=header.count)
 
-    def read(types: dict[str, pa.DataType]) -> pa.Table:
-        return csv.read_csv(
-            pa.BufferReader(data),
-            csv.ReadOptions(block_size=len(data) + 1),
-            csv.ParseOptions(delimiter=separator, newlines_in_values=True),
-            csv.ConvertOptions(column_types=types, strings_can_be_null=False),
-        )
-
-    names = read({}).column_names
-    table = read(dict.fromkeys(names, pa.string()))
+    parse = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+    with csv.open_csv(pa.BufferReader(data), csv.ReadOptions(block_size=_FIRST), parse) as first:
+        names = first.schema.names
+    table = csv.read_csv(
+        pa.BufferReader(data),
+        csv.ReadOptions(block_size=len(data) + 1),
+        parse,
+        csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
+    )
     columns = [pc.utf8_trim_whitespace(column) for column in table.columns]
     gone = pa.array(MISSING)
     columns = [pc.if_else(pc.is_in(column, gone), pa.scalar(None, pa.string()), column) for column in columns]
