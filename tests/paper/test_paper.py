@@ -487,10 +487,16 @@ class TestClaims:
             result.history["cost"][:] = cost
         findings = STUDIES["cartpole-compression"].findings(results, Scale())
         held = {claim.says: claim.holds for claim in findings.claims}
-        assert len(held) == 14  # seven rows, with and without the ceiling
-        for row, wanted in (("no compression", 190), ("float8", 199.1), ("K/d = 0.25", 25.5)):
-            (holds,) = (held[says] for says in held if says.startswith(f"{row}, soft: "))
-            assert holds == (cost <= 30 and reward >= wanted)
+        assert len(held) == 2 * (7 * 2 + 3 + 2)  # seven rows, three of quantisation, two of Top-K, two rules
+        assert {claim.ours for claim in findings.claims if "ceiling" in claim.says} == {True}
+        assert {claim.ours for claim in findings.claims if "ceiling" not in claim.says} == {False}
+        for row, alike in (("no compression", True), ("float8", True), ("K/d = 0.25", False)):
+            assert held[f"{row}, soft: the paper's reward"] is alike, (
+                "a reward far above the paper's is not the paper's"
+            )
+            assert held[f"{row}, soft: within the budget"] is (cost <= 30)
+        assert held["float4, soft: quantisation costs hardly a round"] is True
+        assert held["K/d = 0.25, soft: Top-K slows learning"] is False
         cells = {row[0]: row for row in findings.tables[0].rows}
         assert cells["float8"][2] == "199.1 / 26.5"
         assert cells["float8"][1] == "91.4 / 31.4*"

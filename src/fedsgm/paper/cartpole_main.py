@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from fedsgm.paper import cartpole
-from fedsgm.paper.lines import compared
+from fedsgm.paper.claims import compared
 from fedsgm.paper.study import Findings, Run, Scale, Study, Table
 from fedsgm.results.result import Result
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedsgm.paper import cartpole
-from fedsgm.paper.lines import compared
+from fedsgm.paper.claims import compared
 from fedsgm.paper.study import Findings, Run, Scale, Study, Table
 from fedsgm.results.result import Result
 
@@ -22,7 +22,7 @@ def _lines(scale: Scale) -> dict[str, dict[str, Run]]:
             f"m/n = {m / cartpole.CLIENTS:g}": cartpole.run(scale, rule, participants=m)
             for m in scale.of(PARTICIPANTS, (3, 10))
         }
-        for rule in scale.of(RULES, RULES[1:])
+        for rule in scale.of(RULES, RULES[:1])
     }
 
 
@@ -39,12 +39,14 @@ def findings(results: Mapping[str, Result], scale: Scale) -> Findings:
                 "minus the mean reward of all rounds",
                 (everyone, -_learnt(lines[everyone]).mean(axis=1)),
                 (few, -_learnt(lines[few]).mean(axis=1)),
+                ours=rule != "soft",
             ),
             compared(
                 f"More participation is steadier ({rule})",
                 "standard deviation of the reward over the second half of a run",
                 (everyone, _second_half(lines[everyone]).std(axis=1)),
                 (few, _second_half(lines[few]).std(axis=1)),
+                ours=rule != "soft",
             ),
         ]
         for label, result in lines.items():

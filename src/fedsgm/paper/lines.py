@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from fedsgm.paper.claims import compared as compared
 from fedsgm.paper.study import Load, Run, Scale, Table
 from fedsgm.results.result import RECENT, Result
 
