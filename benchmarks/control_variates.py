@@ -56,8 +56,10 @@ def adult(folder: str, split: int) -> tuple[Any, int, int, float]:
 
 def _weighed(clients: fs.Clients, label: int) -> dict[str, np.ndarray]:
     """Examples with weights that make f_j a client's mean, and the mean of the g_j that of all with the label."""
-    x, y = clients.examples["x"], clients.examples["y"]
-    here = np.float32(np.arange(x.shape[1]) < clients.counts[:, None])
+    at = np.arange(clients.longest)
+    here = np.float32(at < clients.counts[:, None])
+    rows = (np.cumsum(clients.counts) - clients.counts)[:, None] + at * (here > 0)
+    x, y = clients.examples["x"][rows], clients.examples["y"][rows]
     chosen = here * (y == label)
     return {
         "x": np.concatenate([x, np.ones((*x.shape[:2], 1), np.float32)], axis=2),

@@ -43,7 +43,7 @@ def main() -> None:
         for local_steps, step, weigh in itertools.product((2, 1), (0.1, 0.3), ("clients", "rows")):
             result = fs.simulate(
                 fs.FedSGM(step, local_steps, batch_size=128, rule=fs.Soft(40.0, 0.5)),
-                make_problem(model, WANTED, prepared, "income", weigh),
+                make_problem(model, WANTED, prepared, weigh),
                 prepared.clients,
                 model.init(len(prepared.encoder.features)),
                 rounds=ROUNDS,

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import fedsgm as fs
+from fedsgm.base import sizes
 from support.runs import FEATURES, SIZES, logistic, negative, positive
 
 pytest_plugins = ["support.fixtures"]  # those of the commands' tests
@@ -45,6 +46,19 @@ def _programs_go_with_their_module():
     gc.collect()
     after = peak_memory()
     assert not before <= MOST_MEMORY < after, f"memory went from {before / 2**30:.2f} to {after / 2**30:.2f} GB"
+
+
+@pytest.fixture
+def many_groups(monkeypatch):
+    """As if clients' data were large, and very unequal: a little less padding is worth a group."""
+
+    def switch(on, share=0.1):
+        monkeypatch.setattr(sizes, "_SPARE", 1 if on else np.inf)
+        monkeypatch.setattr(sizes, "_SHARE", share)
+        monkeypatch.setattr(sizes, "_NUMBERS", 0)
+
+    switch(True)
+    return switch
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from fedsgm.core.each_client import each_client
 from fedsgm.core.feedback import chain
 from fedsgm.core.problem import Constraint, Mean, Problem, Statistic
 from fedsgm.core.quantities import between
-from fedsgm.core.rules import Direction, Hard, Penalty, PrimalDual, Soft, StandardErrors, Unconstrained
+from fedsgm.core.rules import Adaptive, Direction, Hard, Penalty, PrimalDual, Soft, StandardErrors, Unconstrained
 from fedsgm.data import Clients, by, dirichlet, iid, split
 from fedsgm.engines.checkpoint import Checkpoint
 from fedsgm.engines.simulate import simulate
@@ -22,6 +22,7 @@ from fedsgm.theory import certificates, estimates
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adaptive",
     "Checkpoint",
     "CheckpointError",
     "ClientError",

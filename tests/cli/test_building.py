@@ -17,6 +17,7 @@ from support.flags import D
 OWN = {
     "beta": 2.0,
     "ceiling": 0.3,
+    "adapt": 3.0,
     "rho": 4.0,
     "dual_step": 5.0,
     "augment": 6.0,
@@ -30,6 +31,7 @@ OWN = {
 RULES = {
     "hard": fs.Hard(margin=0.5),
     "soft": fs.Soft(beta=2.0, ceiling=0.3, margin=0.5),
+    "adaptive": fs.Adaptive(step=3.0, margin=0.5),
     "penalty": fs.Penalty(rho=4.0),
     "primal-dual": fs.PrimalDual(step=5.0, augment=6.0),
     "unconstrained": fs.Unconstrained(),

@@ -101,7 +101,8 @@ def test_compare_agrees_with_the_runs_own_files(alone, central, tmp_path):
     assert (tmp_path / "deep" / "p.png").read_bytes().startswith(b"\x89PNG")
     feasible = {}
     for run, line in zip(runs, lines[1:], strict=False):
-        name, objective, minority, excess, seeds, _ = re.split(r"\s{2,}", line)
+        name, objective, minority, bound, excess, seeds, _ = re.split(r"\s{2,}", line)
+        assert float(bound) == run.result.bounds["minority"]
         ends = {name: rows[ANSWER] for name, rows in run.document["values"]["train"].items()}
         assert name == run.folder.name, "in the order given"
         assert float(objective) == pytest.approx(np.mean(ends["objective"]), rel=1e-3)
@@ -112,6 +113,18 @@ def test_compare_agrees_with_the_runs_own_files(alone, central, tmp_path):
     best = min(feasible, key=feasible.get)
     assert f"Best feasible: {best}, objective {feasible[best]:.4g} (mean of 2 seeds)." in lines
     assert comparison.NOTE in lines
+
+
+def test_runs_of_other_bounds_are_not_ranked(alone, tmp_path, drawn):
+    """Nor is one of them the best in the picture."""
+    run = next(iter(alone.values()))
+    other = one(tmp_path / "other", "--rule", "hard", "--bound", "0.4")
+    lines = compare(run.folder, other.folder, plot=tmp_path / "p.png")
+    assert lines[0].split("  ")[-1].strip() == "last 100 rounds"
+    assert [re.split(r"\s{2,}", line)[3] for line in lines[1:3]] == ["0.15", "0.4"]
+    assert any(line.startswith("Not ranked: the runs are of different problems or bounds") for line in lines)
+    assert not any(line.startswith("Best feasible") for line in lines)
+    assert "best feasible" not in drawn[0].axes[-1].get_legend_handles_labels()[1]
 
 
 def test_compare_draws_courses_in_gradient_steps(alone, central, tmp_path, drawn):

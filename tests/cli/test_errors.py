@@ -10,7 +10,7 @@ from support.commands import RUN, TINY, assert_one_error, call, run, write
 
 WRONG_FLAGS = {
     "--stepsize 0.1": ("No such option", "--stepsize", "--step-size"),
-    "--rule fast": ("--rule", "fast", "hard", "soft", "penalty", "primal-dual", "unconstrained", "ipp-conex"),
+    "--rule fast": ("--rule", "fast", *RuleName),
     "--rounds many": ("--rounds", "integer"),
     "--rounds 2.5": ("--rounds", "integer"),
     "--rounds 0": ("rounds=0", "1 or more"),
@@ -30,6 +30,8 @@ WRONG_FLAGS = {
     "--bound nan": ("bound=nan", "finite"),
     "--beta 0": ("beta=0.0", "above 0"),
     "--rule penalty --rho -1": ("rho=-1.0",),
+    "--anneal 0": ("--anneal 0", "above 0 and at most 1"),
+    "--rule adaptive --adapt 0": ("step=0.0", "above 0"),
     "--rule primal-dual --dual-step 0": ("step=0.0", "above 0"),
     "--rule primal-dual --augment -1": ("augment=-1.0", "0 or more"),
     "--rule ipp-conex --proximal 0": ("proximal=0.0", "above 0"),

@@ -19,7 +19,8 @@ import fedsgm as fs
 from fedsgm.__main__ import app
 from fedsgm.cli.flags import RuleName
 from fedsgm.methods import IPPConEx
-from fedsgm.tables import dealing
+from fedsgm.tables import dealing, recipe
+from support.applications import TIGHT, applications
 from support.commands import FILES, Run, assert_one_error, call, same_bits, spellings
 
 ROWS = 3000
@@ -47,8 +48,10 @@ def base(table, tmp_path_factory):
     """A fit of the table; ``held`` are the rows that it held out."""
     held = []
     with pytest.MonkeyPatch.context() as patch:
-        original = dealing._held_out
-        patch.setattr(dealing, "_held_out", lambda *given: held.append(original(*given)) or held[-1])
+        original = dealing.held_out_of_each
+        patch.setattr(
+            dealing, "held_out_of_each", lambda *given, **more: held.append(original(*given, **more)) or held[-1]
+        )
         folder = tmp_path_factory.mktemp("base") / "run"
         called = call("fit", table, *FIT, "--out", folder)
     assert (called.code, called.err) == (0, "")
@@ -75,13 +78,12 @@ def damaged(base, tmp_path):
 
 def test_verdict(base):
     lines = base.run.called.out.splitlines()
-    of = (
-        f"the answer (round {base.run.result.answer_round[0]}, of {base.run.result.evaluated().sum()} evaluated rounds)"
-    )
+    of = f"the answer (round {base.run.result.answer_round[0]})"
     assert lines[0].startswith(f"Model: within every bound on the training data; {of}; ")
-    assert lines[2].startswith(f"FEASIBLE: {of} is within every bound on the training data")
+    assert lines[3].startswith("  on new data: demographic_parity(sex) ")
+    assert lines[5].startswith(f"FEASIBLE: {of} is within every bound on the training data")
     assert ("OVER A BOUND" in lines[0]) == (base.run.result.excess("test", "answer")[0] > 0)
-    assert lines[2 : 2 + len(base.run.document["verdict"])] == base.run.document["verdict"]
+    assert lines[5 : 5 + len(base.run.document["verdict"])] == base.run.document["verdict"]
     assert {path.name for path in base.folder.iterdir()} == {*FILES, "model.json"}
     assert f"fedsgm predict {base.folder} NEW.csv" in lines[-1]
 
@@ -106,10 +108,127 @@ def test_the_accuracy_is_the_one_that_was_told(base, predicted, frame):
     assert right.mean() > (frame["income"] == "<=50K").mean(), "better than the same answer for everybody"
 
 
+def test_beside_doing_nothing(base, table, frame, tmp_path):
+    """The same model without its constraint, by a run of its own, and the more frequent answer."""
+    free = call("fit", table, *FIT, "--rule", "unconstrained", "--out", tmp_path / "free", draw=False)
+    assert free.code == 0
+    alone = Run(tmp_path / "free")
+    right = alone.settings["model"]["compared"]["model"]["good"]
+    best = alone.history["objective"][0].argmin()  # within the bound or not, where the other was chosen
+    gap = alone.history["demographic_parity(sex)"][0, best]
+    _, without, constant = base.run.called.out.splitlines()[:3]
+    assert "without the constraints: the same, they were never in the way" in free.out
+    told = re.fullmatch(
+        r"  without the constraints: (\S+)% right \((\S+)% held out\), demographic_parity\(sex\) (\S+)", without
+    )
+    assert float(told[3]) == pytest.approx(gap, rel=1e-3)
+    assert float(told[1]) / 100 >= base.run.settings["model"]["compared"]["model"]["good"]["train"]
+    assert right["train"] <= float(told[1]) / 100 + 0.02
+    often = (frame["income"] == "<=50K")[~base.held].mean()
+    assert constant == f"  always '<=50K': {often:.1%} right, within every bound"
+
+
+def test_worse_than_a_constant_is_said_first(tmp_path):
+    """At beta 40 a bound of 0.005 is within the soft rule's ramp at any gap: said before the run, and after it."""
+    pd.DataFrame(applications()).to_csv(tmp_path / "t.csv", index=False)
+    former = ("--rule", "soft", "--step-size", "0.1", "--anneal", "1", "--evaluate-every", "10")
+    called = call(
+        *("fit", tmp_path / "t.csv", "--target", "granted", "--constraint", TIGHT[0], *former),
+        *("--no-progress", "--require-feasible", "--out", tmp_path / "run"),
+        draw=False,
+    )
+    note = "note: the soft rule with beta 40 weighs equalized_odds(group) from 0.025 below its bound of 0.005, even at "
+    assert called.err == note + "0; take --beta 800 or more, or --rule adaptive\n"
+    first, model, *_ = called.out.splitlines()
+    assert first.startswith("WORSE THAN A CONSTANT: always 'no': ")
+    assert model.startswith("Model: within every bound")
+    assert called.code == 3
+    assert "take a larger beta, or the adaptive rule" in called.out or "the last parameters are" not in called.out
+
+
+def test_what_bounds_cost(table, tmp_path):
+    """Every seed at every bound, as a fit of that seed and bound has it, beside no constraint and a constant answer."""
+    short = ("--target", "income", "--rounds", "60", "--no-progress")
+    words = "demographic_parity(sex) <= 0.5"
+    flags = (*short, "--constraint", words, "--bounds", "0.2,0.05", "--seeds", "2", "--out", tmp_path / "cost")
+    called = call("fit", table, *flags)
+    assert (called.code, called.err) == (0, "")
+    found = pd.read_parquet(tmp_path / "cost" / "trade-off.parquet")
+    ways = ["0.2", "0.05", "without the constraints", "best constant"]
+    assert [line.split("  ")[0] for line in called.out.splitlines()[1:5]] == ways
+    assert list(found["bound"].unique()) == ways
+    assert len(found) == len(ways) * 2 * 2
+    assert found.groupby("bound")["seed"].unique().map(sorted).tolist() == [[0, 1]] * 4
+    alone = call(
+        *("fit", table, *short, "--constraint", "demographic_parity(sex) <= 0.05", "--seed", "1"),
+        *("--out", tmp_path / "one"),
+        draw=False,
+    )
+    assert alone.code == 0, alone.err
+    run = Run(tmp_path / "one")
+    for part in ("train", "test"):
+        (mine,) = found[(found["bound"] == "0.05") & (found["seed"] == 1) & (found["part"] == part)].to_dict("records")
+        assert mine["value"] == pytest.approx(run.result.value(part, "demographic_parity(sex)", "answer")[0], abs=1e-7)
+        assert mine["right"] == pytest.approx(run.settings["model"]["compared"]["model"]["good"][part], abs=1e-7)
+        assert mine["within"] == bool(run.result.feasible[0])
+    free = found[(found["bound"] == ways[2]) & (found["part"] == "train")]
+    assert (free["value"] > 0.1).all()
+    assert (found[found["bound"] == ways[3]]["value"].abs() < 1e-6).all()
+    assert (tmp_path / "cost" / "trade-off.png").stat().st_size > 10_000
+    assert not (tmp_path / "cost" / "model.json").exists()
+
+
+@pytest.mark.parametrize(("bound", "kept"), [(0.4, True), (0.02, False)])
+def test_bounds_on_new_data(table, tmp_path, bound, kept):
+    """600 held-out rows, of which 200 are women's, can show a gap of at most 0.4, and cannot show one of 0.02."""
+    words = f"demographic_parity(sex) <= {bound}"
+    called = call(
+        *("fit", table, "--target", "income", "--constraint", words, "--confidence", "0.9", "--rounds", "60"),
+        *("--no-progress", "--require-feasible", "--out", tmp_path / "run"),
+        draw=False,
+    )
+    first = called.out.splitlines()[0]
+    told = (
+        "KEPT ON NEW DATA: every bound is kept there" if kept else "NOT SHOWN ON NEW DATA: demographic_parity(sex) may"
+    )
+    assert first.startswith(told)
+    assert "0.9 confidence, by the held-out rows" in first
+    assert called.code == (0 if kept else 3)
+    run = Run(tmp_path / "run")
+    low, high = run.settings["model"]["shown"]["limits"]["demographic_parity(sex)"]
+    assert low <= run.result.value("test", "demographic_parity(sex)", "answer")[0] <= high
+    assert (high <= bound) == kept
+    assert run.result.bounds == {"demographic_parity(sex)": bound}, "the one that was asked for"
+    assert run.result.value("train", "demographic_parity(sex)", "answer")[0] <= bound
+    again = call("show", tmp_path / "run", "--plot", tmp_path / "p.png", draw=False)
+    assert again.out.splitlines()[0] == first
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--bounds", "0.1,x"), "--bounds 0.1,x: 'x' is no bound"),
+        (("--bounds", "0.1,0.1"), "0.1 is there twice"),
+        (("--bounds", "-1"), "'-1' is no bound"),
+        (("--seeds", "3"), "--seeds 3: a fit has one seed"),
+        (("--confidence", "1"), "--confidence 1: it must be from 0.5 to below 1"),
+        (("--confidence", "0.9", "--test-fraction", "0"), "held-out rows show it, but --test-fraction is 0"),
+    ],
+)
+def test_bounds_and_confidence_that_cannot_be(table, flags, words):
+    assert_one_error(call("fit", table, *FIT, *flags), 2, re.escape(words))
+
+
+def test_bounds_need_a_constraint(table):
+    assert_one_error(call("fit", table, "--target", "income", "--bounds", "0.1"), 2, "add --constraint")
+    both = ("--constraint", "0.1 <= recall('>50K') <= 0.9")
+    assert_one_error(call("fit", table, "--target", "income", *both, "--bounds", "0.1"), 2, "has two bounds; give it")
+
+
 def test_the_held_out_rows_have_the_same_mix(base, frame):
-    """A fifth of each class and group, to the nearest row."""
+    """A fifth of each class and group: each of ten clients is off by less than a row, so three deviations are 5."""
     for _, rows in frame.groupby(["income", "sex"]):
-        assert abs(base.held[rows.index].sum() - len(rows) / 5) <= 1
+        assert abs(base.held[rows.index].sum() - len(rows) / 5) <= 3 * np.sqrt(10 / 4)
 
 
 def test_predictions_by_hand(base, predicted, frame):
@@ -161,9 +280,12 @@ def test_settings_of_a_fit_repeat_it_bit_for_bit(table, tmp_path):
 def assert_not_feasible(called, folder, table):
     """Such a loss cannot be had in 20 rounds: exit code 3, with a model that is written all the same, and says so."""
     assert called.code == 3, called.err
-    assert called.out.startswith("Model: OVER A BOUND on the training data; ")
+    first, model, *_ = called.out.splitlines()
+    assert first.startswith("WORSE THAN A CONSTANT: always '>50K': "), "which has no loss on its class"
+    assert first.endswith("right, past a bound.")
+    assert model.startswith("Model: OVER A BOUND on the training data; ")
     over = fs.Result.load(folder).excess("test", "answer")[0]
-    assert f"held-out rows, where it is OVER A BOUND by {over:.2g} (" in called.out.splitlines()[0]
+    assert f"held-out rows, where it is OVER A BOUND by {over:.2g} (" in model
     assert "\nNOT FEASIBLE: " in called.out
     assert call("predict", folder, table).code == 0
 
@@ -254,7 +376,13 @@ CASES = [
         "--centralized --rounds 7 --local-steps 3",
         lambda run: len(run.clients) == 1 and run.rounds == 21 and run.algorithm.local_steps == 1,
     ),
-    Case("--step-size 0.25", lambda run: run.algorithm.step_size == 0.25),
+    Case("--step-size 0.25 --anneal 1", lambda run: run.algorithm.step_size == 0.25),
+    Case(
+        "--step-size 0.5 --anneal 0.1 --rounds 80",
+        lambda run: np.allclose([run.algorithm.at(t).step_size for t in (0, 40, 80)], [0.5, 0.275, 0.05]),
+    ),
+    Case("--rule adaptive --adapt 3", lambda run: run.algorithm.rule == fs.Adaptive(3.0)),
+    Case("", lambda run: run.algorithm == recipe.algorithm() and run.evaluate_every == 1 and run.rounds == 500),
     Case("--local-steps 3", lambda run: run.algorithm.local_steps == 3),
     Case("--participants 3", lambda run: run.algorithm.participants == 3),
     Case("--memory", lambda run: run.algorithm.memory is True),
@@ -307,6 +435,12 @@ CASES = [
     Case("--model logistic", lambda run: len(run.params) == 1 and features(run) == ALL),
     Case("--model mlp", lambda run: [layer["b"].shape for layer in run.params] == [(64,), ()]),
     Case("--model mlp --hidden 5,3", lambda run: [layer["b"].shape for layer in run.params] == [(5,), (3,), ()]),
+    Case(
+        "--target education-num --task number",
+        lambda run: run.params[0]["w"].shape == (ALL + 1,) and abs(run.test["y"].mean()) < 0.2,
+    ),
+    Case("--target education-num --task classes", lambda run: run.params[0]["w"].shape == (ALL + 1, 16)),
+    Case("--target race", lambda run: run.params[0]["w"].shape == (ALL - 3, 5) and set(run.test["y"]) == set(range(5))),
     Case("--drop sex", lambda run: features(run) == ALL - 2),
     Case("--drop sex --drop age", lambda run: features(run) == ALL - 3),
     Case("--positive <=50K", lambda run: run.test["y"].mean() > 0.5),
@@ -321,6 +455,9 @@ CASES = [
 
 ELSEWHERE = {
     "--out": "test_verdict",
+    "--bounds": "test_what_bounds_cost",
+    "--seeds": "test_what_bounds_cost",
+    "--confidence": "test_bounds_on_new_data",
     "--require-feasible": "test_settings_of_a_fit_repeat_it_bit_for_bit",
     "--config": "test_settings_of_a_fit_repeat_it_bit_for_bit",
     "--separator": "test_a_table_that_is_written_another_way",
@@ -589,12 +726,25 @@ NOT_FITTED = {
     "no target column": (None, "--target Entscheidun", ("target", "'Entscheidun'", "'Entscheidung'")),
     "no target": (changed(Entscheidung=None), "", ("target", "'Entscheidung'", "no value in any row")),
     "one class": (changed(Entscheidung="ja"), "", ("'Entscheidung'", "'ja'", "two classes")),
-    "three classes": (where(0, "Entscheidung", "vielleicht"), "", ("3 values", "'vielleicht'", "two classes")),
-    "a number": (changed(Entscheidung=np.arange(120) / 7), "", ("120 values", "...", "two classes")),
+    "a class of one row": (where(0, "Entscheidung", "vielleicht"), "", ("class 'vielleicht'", "one row only")),
+    "a rate of a number": (
+        changed(Entscheidung=np.arange(120) / 7),
+        "",
+        ("demographic_parity", "the target is a number", "mean_gap"),
+    ),
+    "a positive number": (changed(Entscheidung=np.arange(120) / 7), "--positive 1", ("positive", "is a number")),
+    "a positive one of three": (
+        changed(Entscheidung=["a", "b", "c"] * 40),
+        "--positive a",
+        ("positive", "3 classes, none of which is the positive one"),
+    ),
+    "a text for a number": (None, "--task number", ("task", "'ja, sofort'", "no number but classes")),
+    "no such task": (None, "--task ranks", ("--task", "ranks", "classes", "number")),
     "no sensitive column": (lambda frame: frame.drop(columns="性別"), "", ("no column '性別'",)),
     "one group": (changed(性別="女"), "", ("'性別'", "only one value")),
-    "21 groups": (changed(性別=np.arange(120) % 21), "", ("'性別'", "21 values", "at most 20")),
-    "a group of one row": (where(0, "性別", "divers"), "", ("'divers'", "no row", "to hold out", "hold nothing out")),
+    "21 groups": (changed(性別=np.arange(120) % 21), "--test-fraction 0", ("'性別'", "21 values", "at most 20")),
+    "a group of one row": (where(0, "性別", "divers"), "", ("'divers'", "no row", "to train on")),
+    "a group of another": (where(1, "性別", "divers"), "", ("'divers'", "no row", "to hold out", "hold nothing out")),
     "a group of one class": (
         lambda frame: where([0, 1, 2], "Entscheidung", "nein")(where([0, 1, 2], "性別", "divers")(frame)),
         "--constraint equalized_odds(性別)<=0.5",
@@ -650,7 +800,7 @@ NOT_FITTED = {
     "too many participants": (None, "--participants 11", ("participants=11", "10 clients")),
     "no rounds": (None, "--rounds 0", ("rounds=0", "1 or more")),
     "a negative seed": (None, "--seed -1", ("seed=-1", "0 or more")),
-    "several seeds": (None, "--seeds 3", ("No such option", "--seeds")),
+    "several seeds": (None, "--seeds 3", ("--seeds 3: a fit has one seed, --seed",)),
 }
 
 

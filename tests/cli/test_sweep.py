@@ -121,12 +121,21 @@ def test_grid_refuses(vary, message):
 def test_settings_that_another_rule_uses_are_left_out():
     """From what each rule is: only the soft one has a beta, and so on; ipp-conex has no step size and no clients."""
     everything = {
-        **{"margin": 1, "query": 1, "unheard": 1, "memory": 1},
-        **{"beta": 1, "rho": 1, "dual_step": 1, "augment": 1, "proximal": 1, "primal_scale": 1, "dual_scale": 1},
+        **{"margin": 1, "query": 1, "unheard": 1, "memory": 1, "adapt": 1},
+        **{
+            "beta": 1,
+            "rho": 1,
+            "dual_step": 1,
+            "augment": 1,
+            "proximal": 1,
+            "primal_scale": 1,
+            "dual_scale": 1,
+        },
         **{
             "offset": 1,
             "inner_steps": 1,
             "step_size": 1,
+            "anneal": 1,
             "participants": 1,
             "uplink": 1,
             "downlink": 1,
@@ -135,10 +144,21 @@ def test_settings_that_another_rule_uses_are_left_out():
         **{"rounds": 1, "bound": 1, "local_steps": 1, "radius": 1, "tolerance": 1, "batch_size": 1},
     }
     shared = {"rounds", "bound", "local_steps", "radius", "tolerance", "batch_size"}
-    federated = {"step_size", "participants", "query", "unheard", "uplink", "downlink", "memory", "centralized"}
+    federated = {
+        "step_size",
+        "anneal",
+        "participants",
+        "query",
+        "unheard",
+        "uplink",
+        "downlink",
+        "memory",
+        "centralized",
+    }
     expected = {
         "hard": shared | federated | {"margin"},
         "soft": shared | federated | {"beta", "margin"},
+        "adaptive": shared | federated | {"adapt", "margin"},
         "penalty": shared | federated | {"rho"},
         "primal-dual": shared | federated | {"dual_step", "augment"},
         "unconstrained": shared | federated,
@@ -290,6 +310,7 @@ def canned(swept, alone, monkeypatch):
 
 
 VALUES = {
+    "anneal": "0.5",
     "rule": "penalty",
     "ceiling": "0.5",
     "uplink": "topk:0.5",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedsgm as fs
-from fedsgm.core.quantities import standard_error
+from fedsgm.core.pooling import standard_error
 from fedsgm.tasks import cmdp
 
 KEY = jax.random.key(0)

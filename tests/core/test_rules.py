@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedsgm import Hard, Penalty, PrimalDual, SettingError, Soft, Unconstrained
+from fedsgm import Adaptive, Hard, Penalty, PrimalDual, SettingError, Soft, Unconstrained
 from fedsgm.core import rules
 from fedsgm.core.rules import Direction, largest
 
@@ -14,6 +14,8 @@ RULES = [
     Soft(40.0),
     Soft(1e30),
     Soft(0.3, ceiling=0.5),
+    Adaptive(),
+    Adaptive(0.5),
     Penalty(0.0),
     Penalty(2.5),
     PrimalDual(0.5),
@@ -89,7 +91,10 @@ class TestContract:
         """A rule with one weight goes by the largest violation; one with a weight for each treats them apart."""
         rows = several(VIOLATIONS[1:])
         objective, constraint, weight = decide_each(rule, rows)[1]
-        if constraint.ndim == 1:
+        if isinstance(rule, Adaptive):  # its weights are shares of one step, but of multipliers that are each by itself
+            alone = [decide_each(rule, rows[:, i : i + 1])[0][0] for i in range(rows.shape[1])]
+            np.testing.assert_array_equal(decide_each(rule, rows)[0], alone)
+        elif constraint.ndim == 1:
             np.testing.assert_array_equal((objective, weight), weights(rule, VIOLATIONS[1:]))
         else:
             alone = [weights(rule, rows[:, i])[1] for i in range(rows.shape[1])]
@@ -162,9 +167,23 @@ def test_soft_becomes_hard():
     np.testing.assert_array_equal(weights(Soft(1e30), away), weights(Hard(), away))
 
 
+def test_adaptive():
+    """Of multipliers raised by the violations, each its share of a step, m / (1 + sum m)."""
+    violations = np.random.default_rng(0).normal(0.1, 1, (200, 3)).astype(np.float32)
+    violations[50, 1] = -np.inf  # a round that cannot tell it leaves that multiplier as it is
+    multipliers, expected = np.zeros(3), []
+    for row in violations.astype(np.float64):
+        multipliers = np.maximum(0, multipliers + 0.3 * np.where(np.isfinite(row), row, 0))
+        expected.append(multipliers / (1 + multipliers.sum()))
+    state, (objective, constraint, _) = decide_each(Adaptive(0.3), violations)
+    np.testing.assert_allclose(constraint, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(objective, 1 - np.sum(expected, axis=1), rtol=1e-4)
+    np.testing.assert_allclose(state, multipliers, rtol=1e-4)
+
+
 def test_programs_of_different_rules_are_never_confused():
     """Compiled programs are found by the structure of what they are given, which must tell the classes apart."""
-    rules = [Hard(), Soft(1.0), Penalty(1.0), PrimalDual(1.0), Unconstrained()]
+    rules = [Hard(), Soft(1.0), Adaptive(1.0), Penalty(1.0), PrimalDual(1.0), Unconstrained()]
     structures = [jax.tree.structure(rule) for rule in rules]
     for i, one in enumerate(structures):
         assert [other == one for other in structures] == [j == i for j in range(len(rules))]
@@ -243,7 +262,7 @@ def test_unconstrained():
 
 
 @pytest.mark.parametrize("value", [0, 0.0, -1, float("nan"), float("inf"), "40", None, True, [40.0]], ids=repr)
-@pytest.mark.parametrize(("rule", "name"), [(Soft, "beta"), (PrimalDual, "step")])
+@pytest.mark.parametrize(("rule", "name"), [(Soft, "beta"), (PrimalDual, "step"), (Adaptive, "step")])
 def test_refuses_what_is_not_above_zero(rule, name, value):
     with pytest.raises(SettingError, match=rf"^{rule.__name__}: {name}=.*, but it must be a finite number above 0$"):
         rule(value)

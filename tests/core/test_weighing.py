@@ -73,11 +73,14 @@ def by_numpy(query, participants):
         messages = []
         for j in who:
             at, total = w, 0
+            share = (
+                len(heard) * sizes[j] / sizes[heard].sum()
+            )  # its local steps are of its own mean, its message is longer
             for _ in range(E):
                 objective = len(heard) / sizes[heard].sum() * (at - a[j]).sum(axis=0)
                 constraint = len(heard) / ill[heard].sum() * b[j].sum(axis=0)
                 total = total + (1 - s) * objective + s * constraint
-                at = w - ETA * total
+                at = w - ETA * total / share
             messages.append(total)
         w = w - ETA * np.mean(messages, axis=0)
     return np.array(estimates), np.array(weights), w
@@ -108,6 +111,17 @@ def test_rows_are_weighed_as_numpy_weighs_them(query, tmp_path):
     more = np.full(ROUNDS, asked * 4)  # of clients: the constraint's mean, and whether there is one
     more[0] = N * 4 if query == "memory" else more[0]
     np.testing.assert_array_equal(result.history["bytes_up"][0] - clients.history["bytes_up"][0], more)
+
+
+@pytest.mark.usefixtures("many_groups")
+@pytest.mark.parametrize("query", ["participants", "all", "memory"])
+def test_groups_of_clients_by_size_are_weighed_the_same(query):
+    assert len(problem().prepare(CLIENTS, START).groups) > 1
+    result = run(algorithm(query), problem())
+    estimates, weights, w = by_numpy(query, result.history["participants"][0])
+    np.testing.assert_allclose(result.history["estimate"][0], estimates, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(result.history["weight"][0], weights, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(result.last, w, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("constrained", [True, False])

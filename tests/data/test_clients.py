@@ -146,20 +146,29 @@ class TestFromList:
                 np.testing.assert_array_equal(clients[j][name], array)
                 assert clients[j][name].dtype == array.dtype
 
-    def test_padding_repeats_the_first_example(self):
+    def test_one_client_after_another_without_padding(self):
         clients = Clients.from_list(self.GIVEN)
         assert clients.longest == 3
         np.testing.assert_array_equal(clients.counts, [3, 1, 2])
-        np.testing.assert_array_equal(clients.examples["y"], [[0, 1, 1], [2, 2, 2], [3, 4, 3]])
-        np.testing.assert_array_equal(clients.examples["x"][1], [[7, 8], [7, 8], [7, 8]])
-        np.testing.assert_array_equal(clients.examples["x"][2], [[9, 1], [2, 3], [9, 1]])
+        np.testing.assert_array_equal(clients.owners, [0, 0, 0, 1, 2, 2])
+        np.testing.assert_array_equal(clients.examples["y"], [0, 1, 1, 2, 3, 4])
+        np.testing.assert_array_equal(clients.examples["x"], [[1, 2], [3, 4], [5, 6], [7, 8], [9, 1], [2, 3]])
+
+    def test_together_is_one_client_with_all(self):
+        clients = Clients.from_list(self.GIVEN)
+        whole = clients.together()
+        assert whole.counts.tolist() == [6]
+        np.testing.assert_array_equal(whole[0]["y"], [0, 1, 1, 2, 3, 4])
+        np.testing.assert_array_equal(clients[-1]["y"], [3, 4])
+        with pytest.raises(IndexError):
+            clients[3]
 
     def test_any_nesting(self):
         clients = Clients.from_list([(np.arange(2), [np.ones((2, 5))]), (np.arange(4), [np.ones((4, 5))])])
         number, (ones,) = clients[1]
         np.testing.assert_array_equal(number, np.arange(4))
         assert ones.shape == (4, 5)
-        assert clients.examples[1][0].shape == (2, 4, 5)
+        assert clients.examples[1][0].shape == (6, 5)
 
 
 def with_bad(value):
@@ -214,6 +223,21 @@ ONE = {"x": np.ones((2, 3)), "y": np.zeros(2)}
             lambda: Clients.from_list([ONE, ONE, {"x": np.ones((2, 3))}]),
             r"^client 2: its arrays are named or nested differently from client 0's$",
             id="structure",
+        ),
+        pytest.param(
+            lambda: Clients(ONE, np.array([1, 2])),
+            r"^Clients: there are 2 examples, but the counts add up to 3$",
+            id="counts of other examples",
+        ),
+        pytest.param(
+            lambda: split(ONE, clients=2, scheme=lambda *_: [np.arange(2), np.arange(0)]),
+            r"^client 1 has no examples",
+            id="a scheme that leaves a client empty",
+        ),
+        pytest.param(
+            lambda: split(ONE, clients=2, scheme=lambda *_: []),
+            r"^Clients: the list is empty",
+            id="a scheme without clients",
         ),
         pytest.param(
             lambda: Clients.from_list([{"x": 1.0}]), r"^client 0: examples must be arrays whose first axis", id="scalar"

@@ -52,7 +52,7 @@ def by_sklearn(train, table):
     """The same features by scikit-learn's transformers, in the same order."""
     parts = []
     for name in ("age", "hours"):
-        imputer = SimpleImputer(strategy="median", add_indicator=True).fit(train[name][:, None])
+        imputer = SimpleImputer(strategy="mean", add_indicator=True).fit(train[name][:, None])
         filled, *gone = imputer.transform(table[name][:, None]).T
         scaler = StandardScaler().fit(imputer.transform(train[name][:, None])[:, :1])
         parts += [scaler.transform(filled[:, None])[:, 0], *gone]
@@ -131,9 +131,9 @@ def test_unseen_categories_are_none_of_them_and_counted():
 
 
 def test_values_that_are_missing_only_later():
-    """A number gets the median of training, a category none; neither is an unseen value."""
+    """A number gets the mean of training, a category none; neither is an unseen value."""
     encoder = Encoder.of({"n": np.array([1.0, 2.0, 9.0]), "t": np.array(["a", "b", "a"], object)}, ["n", "t"])
-    new = {"n": np.array([np.nan, 2.0]), "t": np.array([None, "b"], object)}
+    new = {"n": np.array([np.nan, 4.0]), "t": np.array([None, "b"], object)}
     x = encoder.encode(new)
     assert x[0].tolist() == [x[1, 0], 0, 0]
     assert encoder.unseen(new) == {}
@@ -155,7 +155,7 @@ def test_texts_where_training_had_numbers():
     encoder = Encoder.of({"age": np.array([1.0, 2.0, 6.0])}, ["age"])
     with pytest.raises(fs.SettingError, match="column 'age': a number in training, but row 2 here has 'old'"):
         encoder.encode({"age": np.array([None, "old"], object)})
-    expected = encoder.encode({"age": np.array([2.0, 2.0])})
+    expected = encoder.encode({"age": np.array([3.0, 3.0])})
     assert encoder.encode({"age": np.array([None, None], object)}).tolist() == expected.tolist()
 
 
@@ -169,11 +169,11 @@ def test_texts_that_spell_numbers_are_numbers_where_training_had_them():
 
 
 def test_dates_are_days_since_1970():
-    """Noon of 1970-01-02 is 1.5; the median of 0, 1.5 and 30 is 1.5. NumPy's days, by its own subtraction."""
+    """Noon of 1970-01-02 is 1.5; the mean of 0, 1.5 and 30 is 10.5. NumPy's days, by its own subtraction."""
     days = np.array(["1970-01-01", "1970-01-02T12:00", "NaT", "1970-01-31"], "datetime64[us]")
     made = Column.of("day", days)
-    assert (made.fill, made.mean, made.missing, made.date) == (1.5, 33 / 4, True, True)
-    expected = ((np.array([0, 1.5, 1.5, 30]) - 33 / 4) / np.std([0, 1.5, 1.5, 30])).astype(np.float32)
+    assert (made.mean, made.missing, made.date) == (10.5, True, True)
+    expected = ((np.array([0, 1.5, 10.5, 30]) - 10.5) / np.std([0, 1.5, 10.5, 30])).astype(np.float32)
     np.testing.assert_allclose(made.encode(days), np.stack([expected, [0, 0, 1, 0]], axis=1), rtol=1e-6)
     assert Encoder.of({"day": days}, ["day"]).dates == ("day",)
     assert made.encode(np.array([None], object)).tolist() == made.encode(days)[2:3].tolist()
@@ -196,6 +196,13 @@ def test_infinite_is_missing():
     made = Column.of("n", np.array([1.0, np.inf, 3.0, -np.inf]))
     assert made == Column.of("n", np.array([1.0, np.nan, 3.0, np.nan]))
     assert made.encode(np.array([np.inf])).tolist() == made.encode(np.array([np.nan])).tolist()
+
+
+def test_numbers_that_are_too_large_to_be_standardised():
+    """Their squares, or their sum, would be infinite."""
+    for values in (np.array([1e200, -1e200]), np.array([1.7e308, 1.7e308])):
+        with pytest.raises(fs.SettingError, match="column 'n': its numbers are too large"):
+            Encoder.of({"n": values, "m": np.arange(2.0)}, ["n", "m"])
 
 
 def test_numbers_where_training_had_texts():
@@ -241,9 +248,9 @@ def test_kept_as_json():
 
 
 def test_one_column_by_hand():
-    """Median 2, so 1, 2, 2, 3: mean 2, standard deviation 1/sqrt(2)."""
+    """Mean 2, so 1, 2, 2, 3: standard deviation 1/sqrt(2)."""
     made = Column.of("n", np.array([1.0, 2.0, np.nan, 3.0]))
-    assert (made.fill, made.mean, made.missing) == (2.0, 2.0, True)
+    assert (made.mean, made.missing) == (2.0, True)
     assert made.scale == pytest.approx(np.sqrt(0.5))
     expected = [[-np.sqrt(2), 0], [0, 1], [np.sqrt(8), 0]]
     np.testing.assert_allclose(made.encode(np.array([1.0, np.nan, 4.0])), expected, rtol=1e-6)

@@ -148,6 +148,13 @@ def told(options):
     return "-".join(f"{name}={value}" for name, value in options.items() if value) or "none"
 
 
+@pytest.mark.usefixtures("many_groups")
+@pytest.mark.parametrize("options", [*OPTIONS[6:8], *OPTIONS[10:12]], ids=told)
+def test_it_is_algorithm_1_with_clients_in_groups_by_size(clients, problem, params, options):
+    assert len(problem.prepare(clients, params).groups) > 1
+    test_simulate_is_algorithm_1(clients, problem, params, options)
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=told)
 def test_simulate_is_algorithm_1(clients, problem, params, options):
     def compressor(on):

@@ -29,6 +29,8 @@ from fedsgm.federation.resident import Resident, Setup
 from fedsgm.results.result import KINDS
 from fedsgm.tasks import neyman_pearson
 from support import faulty
+from support.commands import Run, call
+from support.sites import assert_same_model, headlines, people, write
 
 HERE = Path(__file__).parents[1] / "support"
 ROUNDS = 40  # of the faulty federation, which is within its bound after 30
@@ -332,6 +334,23 @@ def test_a_federation_takes_the_steps_of_a_simulated_run(tmp_path):
     for part in ("train", "test"):
         for name, values in expected.values[part].items():
             np.testing.assert_allclose(found.values[part][name], values, rtol=1e-5, atol=2e-6)
+
+
+def test_a_fit_over_sites_is_that_of_one_table(tmp_path):
+    """Three processes with a table each, missing numbers, and categories that one of them alone has, or lacks."""
+    own = tmp_path / "tmp"
+    own.mkdir()
+    tables = write(people(), tmp_path)
+    flags = ("--target", "ok", "--constraint", "demographic_parity(sex) <= 0.1", "--rounds", 10, "--evaluate-every", 2)
+    process = fedsgm("federate", "fit", *tables, *flags, "--out", "run", cwd=tmp_path, TMPDIR=str(own))
+    out, err = process.communicate(timeout=LONG)
+    assert process.returncode == 0, err
+    assert left(tmp_path) == ([], [])
+    whole = call("fit", tmp_path / "all.csv", "--client-by", "site", *flags, "--out", tmp_path / "one", draw=False)
+    assert whole.code == 0, whole.err
+    assert_same_model(Run(tmp_path / "run"), Run(tmp_path / "one"))
+    assert headlines(out) == headlines(whole.out)
+    assert call("predict", tmp_path / "run", tables[2]).code == 0
 
 
 def test_a_federation_that_fails_or_is_interrupted_or_killed_leaves_nothing(tmp_path):

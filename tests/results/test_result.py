@@ -605,7 +605,7 @@ class TestVerdict:
             "100% of the last 4 evaluated rounds within every bound; the worst within by 0.12"
         )
 
-    @pytest.mark.parametrize("rule", ["Hard", "Soft", "Penalty", "PrimalDual", "Unconstrained"])
+    @pytest.mark.parametrize("rule", ["Hard", "Soft", "Adaptive", "Penalty", "PrimalDual", "Unconstrained"])
     def test_advice(self, rule):
         """Something to try under every rule, and a multiplier only where the weights are one."""
         result = made({"objective": column(1, NAN, NAN), "g": column(0.75, NAN, NAN)}, rule=rule)
@@ -614,7 +614,7 @@ class TestVerdict:
         softer = made({"objective": column(1, 1, 1), "g": column(0.75, 0.5, 0.5)}, rule=rule).verdict().splitlines()[-1]
         assert softer == tip.replace("To try", "For last parameters that are within, too")
         assert ("--query" in tip) == (rule != "Unconstrained")
-        assert ("multiplier about" in result.verdict()) == (rule in ("Hard", "Soft"))
+        assert ("multiplier about" in result.verdict()) == (rule in ("Hard", "Soft", "Adaptive"))
         everyone = made({"objective": column(1, 1, 1), "g": column(0.75, 0.5, 0.5)}, rule=rule, participants=6)
         assert "--query" not in everyone.verdict()
 

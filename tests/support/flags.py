@@ -93,6 +93,17 @@ def ipp_conex_by_hand(*, proximal, primal, dual, offset, inner, bound) -> list[n
     return [w for w, _ in path][4::5]
 
 
+def falling_by_hand(step_size: float, left: float, rounds: int) -> list[np.ndarray]:
+    """Plain gradient steps on the majority's loss, each of a size that falls along a cosine; all w from the first."""
+    w = np.zeros(D)
+    path = []
+    for t in range(rounds):
+        share = left + (1 - left) * (1 + np.cos(np.pi * t / rounds)) / 2
+        w = w - step_size * share * losses(w)[1]
+        path.append(w)
+    return path
+
+
 def follows(run: Run, path: list[np.ndarray]) -> bool:
     """The run's measured values are those of this path."""
     for i, name in ((0, "objective"), (2, "minority")):
@@ -122,6 +133,13 @@ CASES = [
         "--rule penalty --rho 2.5 --bound 0.3",
         lambda run, _: (
             run.algorithm["rule"] == {"is": "Penalty", "rho": 2.5} and weight_is(run, lambda v: 2.5 * (v > 0))
+        ),
+    ),
+    Case(
+        "--rule adaptive --adapt 4 --bound 0.55",
+        lambda run, _: (
+            run.algorithm["rule"] == {"is": "Adaptive", "step": 4, "margin": 0}
+            and weight_is(run, lambda v: multipliers(v, 4) / (1 + multipliers(v, 4)))
         ),
     ),
     Case(
@@ -168,6 +186,10 @@ CASES = [
         lambda run, base: (
             run.algorithm["step_size"] == 0.125 and base.algorithm["step_size"] == 0.3 and differs(run, base)
         ),
+    ),
+    Case(
+        "--anneal 0.25 --centralized --rounds 4 --local-steps 1 --rule unconstrained --uplink none --downlink none",
+        lambda run, _: follows(run, falling_by_hand(step_size=0.3, left=0.25, rounds=4)),
     ),
     Case(
         "--local-steps 2",

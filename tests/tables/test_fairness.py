@@ -33,6 +33,7 @@ def constraints(groups):
     """Every ready-made constraint; a new one goes here and is covered."""
     options = {"by": "group", "groups": groups}
     found = [fairness.group_loss_gap(loss, **options), fairness.worst_group_loss(loss, **options)]
+    found += [fairness.mean_gap(score, **options, unit=3.0)]
     found += [fairness.class_loss(loss, label=1), fairness.error_rate(score), fairness.accuracy(score)]
     for name in ("demographic_parity", "equal_opportunity", "equalized_odds", "group_error_gap", "worst_group_error"):
         found.append(getattr(fairness, name)(score, **options))
@@ -100,7 +101,7 @@ def pooled_value(quantity, clients):
 
     def value(params):
         each = jax.vmap(quantity.sums, (None, 0))(params, whole)
-        return quantity.value(jax.tree.map(lambda a: jnp.sum(a, axis=0), each))
+        return quantity.descended(jax.tree.map(lambda a: jnp.sum(a, axis=0), each))
 
     return value
 
@@ -199,6 +200,7 @@ def test_the_same_numbers_as_fairlearn_and_scikit_learn(groups, seed, params):
         "worst_group_error_scores": max(wrongs),
         "group_loss_gap": losses.difference(),
         "worst_group_loss": losses.group_max(),
+        "mean_gap": 3 * gap(metrics.mean_prediction, y, scores),
         "class_loss_1": log_loss(y[y == 1], scores[y == 1], labels=[0, 1]),
         "error_rate": sk.zero_one_loss(y, decided),
         "accuracy": sk.accuracy_score(y, decided),
@@ -337,7 +339,7 @@ def test_a_run_on_decisions_ends_within_a_bound_on_decisions(params):
 def test_a_group_that_nobody_has_is_an_error(params):
     clients = fs.Clients.from_list(make(2))
     for quantity in constraints(3):
-        if "group" in quantity.label or "parity" in quantity.label or "equal" in quantity.label:
+        if any(word in quantity.label for word in ("group", "parity", "equal", "mean")):
             with pytest.raises(fs.SettingError, match=r"no client has an example of group .*2, which the constraint"):
                 fs.simulate(fs.FedSGM(0.1), fs.Problem(loss, [quantity <= 0.1]), clients, params, rounds=1)
 
@@ -349,8 +351,10 @@ def test_a_statistic_must_fit():
         fs.Statistic(score, None)
     with pytest.raises(fs.SettingError, match="groups=1, but there must be 2 or more"):
         fairness.demographic_parity(score, by="group", groups=1)
-    with pytest.raises(fs.SettingError, match="recall: label=2, but it must be 0 or 1"):
-        fairness.recall(score, label=2)
+    with pytest.raises(fs.SettingError, match="recall: label=-1, but it must be a whole number, 0 or more"):
+        fairness.recall(score, label=-1)
+    with pytest.raises(fs.SettingError, match="mean_gap: unit=0, but it must be a finite number above 0"):
+        fairness.mean_gap(score, by="group", groups=2, unit=0)
     for threshold in (0, 1, 50, "half"):
         with pytest.raises(fs.SettingError, match=r"threshold=.*, but it must be a number between 0 and 1"):
             fairness.precision(score, label=1, threshold=threshold)

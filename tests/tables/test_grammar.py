@@ -8,8 +8,9 @@ import pytest
 
 import fedsgm as fs
 from fedsgm.tables import fairness
-from fedsgm.tables.grammar import OF_CLASS, OF_GROUPS, Wanted, build, parse
+from fedsgm.tables.grammar import OF_CLASS, OF_GROUPS, OF_NUMBERS, Wanted, build, parse
 from fedsgm.tables.models import MLP
+from fedsgm.tables.targets import Target
 
 SAID = {
     "demographic_parity(sex) <= 0.05": Wanted("demographic_parity", ("sex",), None, 0.05),
@@ -43,6 +44,7 @@ SAID = {
     "true_positive_rate >= 0.9": Wanted("true_positive_rate", (), None, 0.9, ">="),
     "true_positive_rate(no) >= 0.9": Wanted("true_positive_rate", (), "no", 0.9, ">="),
     "false_positive_rate <= 0.1": Wanted("false_positive_rate", (), None, 0.1),
+    "mean_gap(sex) <= 2500": Wanted("mean_gap", ("sex",), None, 2500.0),
     "group_error_gap(sex) <= 0.1": Wanted("group_error_gap", ("sex",), None, 0.1),
     "worst_group_error(sex) <= 0.3": Wanted("worst_group_error", ("sex",), None, 0.3),
     "demographic_parity(sex * race) <= 0.1": Wanted("demographic_parity", ("sex", "race"), None, 0.1),
@@ -98,7 +100,7 @@ def test_classes_by_name(kind):
     assert parse(f"0.05 <= {kind}(1) <= 0.1").name == f"{kind}(1)"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in (*OF_GROUPS, *OF_CLASS) if "loss" not in kind])
+@pytest.mark.parametrize("kind", [kind for kind in (*OF_GROUPS, *OF_CLASS) if kind not in (*OF_NUMBERS, "class_loss")])
 def test_scores_are_in_the_name(kind):
     assert parse(f"{kind}(a, scores=True) <= 0.05").name == f"{kind}(a, scores=True)"
 
@@ -160,6 +162,8 @@ WRONG = {
     "demographic_parity(sex, scores=) <= 0.05": ("True or False comes after scores=", "')'"),
     "demographic_parity(sex, scores=yes) <= 0.05": ("scores=yes", "True or False"),
     "group_loss_gap(sex, scores=True) <= 0.05": ("no rate", "without scores=True"),
+    "mean_gap(sex, scores=True) <= 0.05": ("no rate", "without scores=True"),
+    "mean_gap(sex) >= 0.05": ("an upper bound alone", "write mean_gap(sex) <= 0.05"),
     "demographic_parity('sex) <= 0.05": ("quote ' is not closed",),
     'demographic_parity("sex) <= 0.05': ('quote " is not closed',),
     "demographic_parity(a/b) <= 0.05": ("'/' has no meaning", "quotes"),
@@ -304,14 +308,52 @@ def _mutated(text, character, rng):
 # What is built of it -------------------------------------------------------------------------------------------------
 
 GROUPS = {"sex": ("F", "M"), "race": ("a", "b", "c"), "one": ("all",), "zip": tuple(map(str, range(21)))}
-GIVEN = {"groups": GROUPS, "target": "income", "classes": ("<=50K", ">50K")}
+GIVEN = {"groups": GROUPS, "target": Target("income", ("<=50K", ">50K"))}
+OF_CLASSES = [kind for kind in OF_GROUPS if kind != "mean_gap"]  # and so not of numbers alone
 
 
-@pytest.mark.parametrize("text", [f"{kind}(race) <= 0.25" for kind in OF_GROUPS])
+@pytest.mark.parametrize("text", [f"{kind}(race) <= 0.25" for kind in OF_CLASSES])
 def test_built_for_groups(text):
     constraint = build(parse(text), MLP(), **GIVEN)
     assert isinstance(constraint, fs.Constraint)
     assert (constraint.name, constraint.bound) == (parse(text).name, 0.25)
+
+
+NUMBER = {"groups": GROUPS, "target": Target("pay", mean=3000.0, scale=400.0)}
+NUMBERS = MLP(classes=None)
+
+
+def test_the_gap_of_a_number_is_in_its_own_units():
+    """The predictions are 1/4 and -1/4 of a standard deviation; it is descended, and violated, in these."""
+    constraint = build(parse("mean_gap(sex) <= 100"), NUMBERS, **NUMBER)
+    quantity = constraint.quantity
+    left, right = quantity.sums(PARAMS, example(sex=0)), quantity.sums(PARAMS, example(sex=1) | {"x": np.float32([-1])})
+    total = {name: left[name] + right[name] for name in left}
+    assert float(quantity.measured(total)) == pytest.approx(200)
+    assert float(quantity.descended(total)) == pytest.approx(0.5)
+    assert (constraint.bound, constraint.scale) == (100, 400)
+
+
+@pytest.mark.parametrize("kind", OF_NUMBERS)
+def test_built_for_a_number(kind):
+    for text in (f"{kind}(race) <= 2", f"each_client({kind}(race)) <= 2"):
+        assert build(parse(text), NUMBERS, **NUMBER).name == parse(text).name
+
+
+SEVERAL = {"groups": GROUPS, "target": Target("wine", ("red", "rosé", "white"))}
+
+
+@pytest.mark.parametrize("kind", [*OF_CLASSES, *OF_CLASS])
+def test_built_for_several_classes(kind):
+    model, about = MLP(classes=3), "race" if kind in OF_GROUPS else "wine == 'rosé'"
+    constraint = build(parse(f"{kind}({about}) <= 0.25"), model, **SEVERAL)
+    params = model.init(features=1)
+    sums = [constraint.quantity.sums(params, example(y=y, race=race)) for y in range(3) for race in range(3)]
+    total = jax.tree.map(lambda *each: sum(each), *sums)
+    # At equal probabilities the first class is decided for everybody, rightly for a third of each group.
+    expected = {"accuracy": 0, "error_rate": 1, "worst_group_error": 2 / 3}
+    expected |= dict.fromkeys(("class_loss", "worst_group_loss"), np.log(3))
+    assert float(constraint.quantity.measured(total)) == pytest.approx(expected.get(kind, 0), abs=1e-6)
 
 
 def example(**more):
@@ -365,7 +407,7 @@ def test_rates_switch_on_decisions():
     left, right = quantity.sums(PARAMS, example(sex=0)), quantity.sums(PARAMS, example(sex=1) | {"x": np.float32([-1])})
     total = {name: left[name] + right[name] for name in left}
     assert float(quantity.measured(total)) == 1.0
-    assert float(quantity.value(total)) == pytest.approx(np.tanh(2), abs=1e-6), "of steeper scores, at logits 4 and -4"
+    assert float(quantity.descended(total)) == pytest.approx(np.tanh(2), abs=1e-6), "of steeper scores"
 
 
 def test_scores_are_means_of_scores():
@@ -377,7 +419,7 @@ def test_scores_are_means_of_scores():
     assert quantity.switch_on is None
 
 
-@pytest.mark.parametrize("kind", [*OF_GROUPS, "accuracy", "error_rate", "true_positive_rate", "false_positive_rate"])
+@pytest.mark.parametrize("kind", [*OF_CLASSES, "accuracy", "error_rate", "true_positive_rate", "false_positive_rate"])
 def test_built_for_each_client(kind):
     about = "(race)" if kind in OF_GROUPS else ""
     plain = build(parse(f"{kind}{about} <= 0.25"), MLP(), **GIVEN)
@@ -402,7 +444,7 @@ def test_the_column_may_be_left_out_where_there_is_one():
 
 
 def test_the_target_may_have_no_name():
-    build(parse("error_rate(whatever == '>50K') <= 0.05"), MLP(), **GIVEN | {"target": None})
+    build(parse("error_rate(whatever == '>50K') <= 0.05"), MLP(), **GIVEN | {"target": Target(None, ("<=50K", ">50K"))})
 
 
 REFUSED = {
@@ -426,6 +468,29 @@ def test_refused(text):
         build(parse(text), MLP(), **GIVEN)
     assert str(error.value).startswith(f"constraint {parse(text).name}: ")
     for word in REFUSED[text]:
+        assert word in str(error.value)
+
+
+OTHER_TARGETS = {
+    "recall(wine == 'red') >= 0.5": ("the target is a number", ", ".join(OF_NUMBERS)),
+    "demographic_parity(sex) <= 0.5": ("the target is a number", ", ".join(OF_NUMBERS)),
+    "accuracy >= 0.5": ("the target is a number", ", ".join(OF_NUMBERS)),
+    "class_loss(red) <= 0.5": ("the target is a number", ", ".join(OF_NUMBERS)),
+    "mean_gap(sex) <= 0.5": ("the target has classes", "write demographic_parity(COLUMN)"),
+    "true_positive_rate >= 0.5": ("none of 3 classes is the positive one", "true_positive_rate(TARGET == VALUE)"),
+    "false_positive_rate <= 0.5": ("none of 3 classes is the positive one", "false_positive_rate(TARGET == VALUE)"),
+    "recall(wine == 'green') >= 0.5": ("'green' is no class", "'red', 'rosé', 'white'"),
+}
+
+
+@pytest.mark.parametrize("text", OTHER_TARGETS)
+def test_refused_for_other_targets(text):
+    words = OTHER_TARGETS[text]
+    model, given = (NUMBERS, NUMBER) if "a number" in words[0] else (MLP(classes=3), SEVERAL)
+    with pytest.raises(fs.SettingError) as error:
+        build(parse(text), model, **given)
+    assert str(error.value).startswith(f"constraint {parse(text).name}: ")
+    for word in words:
         assert word in str(error.value)
 
 

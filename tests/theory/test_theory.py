@@ -472,7 +472,7 @@ def test_drift_with_mini_batches_stays_under_its_lemma():
         0.02, on.lipschitz, e, gradient_noise=on.gradient_noise, clients=CLIENTS, rounds=rounds, delta=DELTA
     )
     rng = np.random.default_rng(0)
-    a = on.clients.examples["a"].astype(float)
+    a = on.clients.examples["a"].astype(float).reshape(CLIENTS, -1, SIZE)
     worst = 0.0
     for _ in range(rounds):
         start = rng.normal(size=SIZE)
@@ -547,12 +547,12 @@ def test_estimates_are_the_known_constants():
     assert math.isinf(estimates.diameter(lambda w: w, on.start))
     start = on.start.astype(np.float32)
     # The longest gradient is a - k w at the point of the ball opposite to the longest a: a sample comes near to it.
-    a = on.clients.examples["a"].astype(float).mean(axis=1)
+    a, b = (on.clients.examples[name].astype(float).reshape(CLIENTS, -1, SIZE).mean(axis=1) for name in "ab")
     exact = np.linalg.norm(a, axis=1).max() + on.curvature * RADIUS
     assert 0.95 * exact <= estimates.lipschitz(PROBLEM, on.clients, start, project=BALL) <= exact * (1 + 1e-6)
     assert 0.4 * on.sigma <= estimates.spread(PROBLEM, on.clients, start, project=BALL) <= on.sigma * (1 + 1e-6)
     here = estimates.spread(PROBLEM, on.clients, start)
-    values = on.clients.examples["b"].astype(float).mean(axis=1) @ on.start
+    values = b @ on.start
     assert here == pytest.approx((values.max() - values.min()) / 2, rel=1e-4)
 
 

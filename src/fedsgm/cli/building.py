@@ -33,12 +33,13 @@ def algorithm(flags: RunFlags, params: Any) -> Any:
     rules: dict[RuleName, Callable[..., Any]] = {
         RuleName.hard: fs.Hard,
         RuleName.soft: fs.Soft,
+        RuleName.adaptive: fs.Adaptive,
         RuleName.penalty: fs.Penalty,
         RuleName.primal_dual: fs.PrimalDual,
         RuleName.unconstrained: fs.Unconstrained,
     }
     return fs.FedSGM(
-        step_size=flags.step_size,
+        step_size=_step_size(flags),
         local_steps=1 if flags.centralized else flags.local_steps,
         participants=_participants(flags),
         rule=rules[flags.rule](*own.values()),
@@ -83,6 +84,18 @@ def simulate(flags: RunFlags, problem: Any, clients: Any, params: Any, test: Any
         progress=flags.progress,
         debug=flags.debug,
     )
+
+
+def _step_size(flags: RunFlags) -> Any:
+    """A number, or a function of the round where it falls; centralised, each local step is a round."""
+    if not 0 < flags.anneal <= 1:
+        raise SettingError(f"--anneal {flags.anneal:g}: a share of the step size is above 0 and at most 1")
+    if flags.anneal == 1:
+        return flags.step_size
+    from fedsgm.tables import recipe
+
+    rounds = flags.rounds * (flags.local_steps if flags.centralized else 1)
+    return recipe.Falling(flags.step_size, max(rounds, 1), flags.anneal)
 
 
 def _participants(flags: RunFlags) -> int | None:

@@ -21,7 +21,7 @@ def compare(
     results = [Result.load(folder) for folder in folders]
     names = [folder.resolve().name for folder in folders]
     labels = [str(folder) if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)]
-    rows = [comparison.Row.of(label, result) for label, result in zip(labels, results, strict=True)]
+    rows = [comparison.of_finished(label, result) for label, result in zip(labels, results, strict=True)]
     print(f"{comparison.table(rows)}\n\n{comparison.best(rows)}\n{comparison.NOTE}")
     comparison.plot(rows, plot, results)
     print(f"\nPicture: {plot}")

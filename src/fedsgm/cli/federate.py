@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedsgm.base.progress import say
-from fedsgm.cli import config
-from fedsgm.cli.flags import OWN, RUN, RuleName, RunFlags, command, option, own_parameters
+from fedsgm.cli import config, rehearsal
+from fedsgm.cli.federate_fit import fit, told_of_model
+from fedsgm.cli.flags import RunFlags, command, own_parameters
+from fedsgm.cli.rehearsal import NOT_FEDERATED, limits
 from fedsgm.cli.saving import copy, picture
 from fedsgm.cli.setups import SETUPS
 
 commands = typer.Typer(no_args_is_help=True, help="Run where every client is a process of its own (NVIDIA FLARE).")
 _local = typer.Typer(no_args_is_help=True, help="Run an experiment as a federation of processes on this machine.")
 commands.add_typer(_local, name="local")
-_NOT_FEDERATED = ("seeds", "debug", "checkpoint_every", "centralized", *OWN[RuleName.ipp_conex])
-
-
-def _own(
-    port: Annotated[int, option(panel=RUN, help="The server's port; 0 is a free one.")] = 0,
-    timeout: Annotated[float, option(panel=RUN, help="Seconds that a client has for an answer.")] = 60.0,
-    min_participants: Annotated[int, option(panel=RUN, help="A round that fewer answer is repeated.")] = 1,
-) -> None:
-    """The flags that a federation has of its own."""
+commands.command("fit")(fit)
 
 
 def _add(name: str) -> None:
     setup = SETUPS[name]
 
     def local(flags: RunFlags, port: int, timeout: float, min_participants: int, **own: Any) -> int:
-        from fedsgm.cli import rehearsal
-
         given = config.plain({key: value.resolve() if isinstance(value, Path) else value for key, value in own.items()})
-        limits = {"timeout": timeout, "min_participants": min_participants}
-        settings = {key: value for key, value in flags.settings().items() if key not in _NOT_FEDERATED}
+        waits = {"timeout": timeout, "min_participants": min_participants}
+        settings = {key: value for key, value in flags.settings().items() if key not in NOT_FEDERATED}
 
         def keep(finished: Path) -> Any:
-            return copy(finished, flags.out, f"federate local {name}", given | limits | settings)
+            return copy(finished, flags.out, f"federate local {name}", given | waits | settings)
 
-        result = rehearsal.run(name, given, flags, keep=keep, port=port, **limits)
+        result = rehearsal.run(name, given, flags, keep=keep, port=port, **waits)
         say(result.verdict())
         picture(result, flags.out)
         return 3 if flags.require_feasible and not result.feasible.all() else 0
@@ -48,8 +41,8 @@ def _add(name: str) -> None:
     local.__doc__ = f"Run {name} with a server and every client as a process, over mutual TLS on 127.0.0.1."
     few = [each.replace(default=5) if each.name == "clients" else each for each in setup.parameters]
     defaults = setup.defaults | {"out": Path("runs") / f"federated-{name}", "participants": 0, "seeds": 1}
-    own = [*few, *own_parameters(_own)]
-    _local.command(name)(command(local, own, defaults, _NOT_FEDERATED + setup.without))
+    own = [*few, *own_parameters(limits)]
+    _local.command(name)(command(local, own, defaults, NOT_FEDERATED + setup.without))
 
 
 for _name in SETUPS:
@@ -62,6 +55,9 @@ def init(
     clients: Annotated[int, typer.Option(help="Clients, n.")] = 3,
     server: Annotated[str, typer.Option(help="Host name that the clients reach the server by.")] = "localhost",
     port: Annotated[int, typer.Option(help="The server's port.")] = 8002,
+    table: Annotated[
+        bool, typer.Option("--table", help="Fit a model to tables, one a client, as fedsgm federate fit does.")
+    ] = False,
 ) -> None:
     """Write what a federation across machines needs: the project to provision, the job, the clients' data function.
 
@@ -69,7 +65,7 @@ def init(
     """
     from fedsgm.federation.flare import deploy
 
-    for path in deploy.init(folder, clients=clients, server=server, port=port):
+    for path in deploy.init(folder, clients=clients, server=server, port=port, table=table):
         print(path)
 
 
@@ -104,5 +100,10 @@ def submit(
         named = stated.named(run or stated.run, Path(folder) / "job")
         finished = jobs.submit(kit.resolve(), named, join=wait, show=progress)
     result = copy(finished, out)
-    say(result.verdict())
+    model, notes = told_of_model(out, result)
+    for note in notes:
+        say(f"note: {note}", file=sys.stderr)
+    say(f"{model}{result.verdict()}")
     picture(result, out, but=(config.NAME,))
+    if model:
+        say(f"Its model is in model.json. Apply it: fedsgm predict {out} NEW.csv")

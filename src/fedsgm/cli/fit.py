@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.progress import say
-from fedsgm.cli import building, config
-from fedsgm.cli.flags import PROBLEM, RunFlags, command, option, own_parameters
+from fedsgm.cli import building, config, fitting
+from fedsgm.cli.fitting import Fitting
+from fedsgm.cli.flags import PROBLEM, RUN, RuleName, RunFlags, command, option, own_parameters
 from fedsgm.cli.saving import save
 from fedsgm.cli.setups import widths
+from fedsgm.tables import recipe
 from fedsgm.tables.grammar import OF_CLASS, OF_GROUPS
+
+if TYPE_CHECKING:
+    from fedsgm.core.problem import Problem
+    from fedsgm.tables.grammar import Wanted
 
 SEPARATOR = "Between the values of CSV: one character, or tab; found out unless told."
 DECIMAL = "In numbers of CSV, . or ,; found out unless told."
@@ -37,10 +44,35 @@ class WeighName(StrEnum):
     clients = "clients"
 
 
+class TaskName(StrEnum):
+    classes = "classes"
+    number = "number"
+
+
+DEFAULTS: dict[str, Any] = {
+    "seeds": None,
+    "rule": RuleName.adaptive,
+    "rounds": recipe.ROUNDS,
+    "local_steps": recipe.LOCAL_STEPS,
+    "batch_size": recipe.BATCH_SIZE,
+    "step_size": recipe.STEP_SIZE,
+    "anneal": recipe.ANNEAL,
+    "evaluate_every": recipe.EVALUATE_EVERY,
+    "out": Path("runs/fit"),
+}
+
+
+def layers_of(model: ModelName, hidden: str | None) -> tuple[int, ...]:
+    """The widths of the hidden layers."""
+    if hidden is not None and model is ModelName.logistic:
+        raise SettingError(f"--hidden {hidden}: a logistic model has no hidden layers; add --model mlp")
+    return widths(hidden or "64") if model is ModelName.mlp else ()
+
+
 def _train(
     flags: RunFlags,
     table: Annotated[Path, typer.Argument(metavar="TABLE", help="CSV or Parquet file, one example a row.")],
-    target: Annotated[str, option(panel=PROBLEM, help="Column to predict; it must have two values.")],
+    target: Annotated[str, option(panel=PROBLEM, help="Column to predict: two values, several classes or a number.")],
     constraint: Annotated[list[str] | None, option(panel=PROBLEM, help=_CONSTRAINTS)] = None,
     client_by: Annotated[str | None, option(panel=PROBLEM, help="Column whose values are the clients.")] = None,
     clients: Annotated[int, option(panel=PROBLEM, help="Without --client-by: equal random shares, so many.")] = 10,
@@ -51,8 +83,12 @@ def _train(
     drop: Annotated[
         list[str] | None, option(panel=PROBLEM, help="Column that is no feature; may be given again.")
     ] = None,
+    task: Annotated[
+        TaskName | None,
+        option(panel=PROBLEM, metavar="TASK", help="What the target is, classes or number; found out unless told."),
+    ] = None,
     positive: Annotated[
-        str | None, option(panel=PROBLEM, help="The target's positive value; the last in sorted order unless told.")
+        str | None, option(panel=PROBLEM, help="The positive one of two values; the last in sorted order unless told.")
     ] = None,
     test_fraction: Annotated[float, option(panel=PROBLEM, help="Share of the rows that is held out.")] = 0.2,
     weight: Annotated[
@@ -61,6 +97,15 @@ def _train(
     weigh: Annotated[
         WeighName, option(panel=PROBLEM, metavar="WHAT", help="What counts equally in the loss: rows or clients.")
     ] = WeighName.rows,
+    confidence: Annotated[
+        float | None,
+        option(panel=PROBLEM, help="Keep the bounds on new data, too, with this probability, such as 0.95."),
+    ] = None,
+    bounds: Annotated[
+        str | None,
+        option(panel=PROBLEM, help="The first constraint's, in turn, such as 0.1,0.05: a table of what they cost."),
+    ] = None,
+    seeds: Annotated[int, option(panel=RUN, help="With --bounds: how many, each with other rows held out.")] = 1,
     separator: Annotated[str | None, option(panel=PROBLEM, help=SEPARATOR)] = None,
     decimal: Annotated[str | None, option(panel=PROBLEM, help=DECIMAL)] = None,
     encoding: Annotated[str, option(panel=PROBLEM, help=ENCODING)] = "utf-8",
@@ -70,46 +115,74 @@ def _train(
     Missing values and categories are handled; the sensitive columns stay features unless dropped. The run folder
     gets model.json beside what every run has.
     """
+    from fedsgm.base.describe import describe
     from fedsgm.data.reading import Written, read_table
-    from fedsgm.tables import fit as tabular
-    from fedsgm.tables import grammar
+    from fedsgm.tables import grammar, sanity, trade_off
     from fedsgm.tables.dealing import prepare
-    from fedsgm.tables.models import MLP
 
     wanted = [grammar.parse(text) for text in constraint or []]
-    if hidden is not None and model is ModelName.logistic:
-        raise SettingError(f"--hidden {hidden}: a logistic model has no hidden layers; add --model mlp")
-    net = MLP(widths(hidden or "64") if model is ModelName.mlp else ())
-    deal: dict[str, Any] = {
-        "target": target,
-        "client_by": client_by,
-        "clients": clients,
-        "drop": drop or [],
-        "positive": positive,
-        "weight": weight,
-        "test_fraction": test_fraction,
-    }
+    layers = layers_of(model, hidden)
+    fitting.check_confidence(confidence, test_fraction)
+    at = None if bounds is None else trade_off.parse_bounds(bounds, wanted)
+    if seeds != 1 and at is None:
+        raise SettingError(f"--seeds {seeds}: a fit has one seed, --seed; with --bounds it may have several")
+    deal: dict[str, Any] = {"target": target, "client_by": client_by, "clients": clients, "drop": drop or []}
+    deal |= {"task": task and task.value, "positive": positive, "weight": weight, "test_fraction": test_fraction}
     written = Written(separator, decimal, encoding)
     rows = read_table(table, written=written, used=lambda name: name not in deal["drop"])
-    prepared = prepare(rows, wanted=wanted, seed=flags.seed, **deal)
-    problem = tabular.make_problem(net, wanted, prepared, target, weigh.value)
-    for note in prepared.notes:
+
+    def made(seed: int) -> Fitting:
+        prepared = prepare(rows, wanted=wanted, seed=seed, **deal)
+        return Fitting(dataclasses.replace(flags, seed=seed), prepared, layers, weigh.value)
+
+    first = made(flags.seed)
+    rule = describe(building.algorithm(flags, first.params)).get("rule", {})
+    for note in (*first.prepared.notes, *sanity.at_odds(rule, first.problem(wanted).ranges)):
         say(f"note: {note}", file=sys.stderr)
-    params = net.init(len(prepared.encoder.features), seed=flags.seed)
-    result = building.simulate(flags, problem, prepared.clients, params, prepared.test)
-    trained = tabular.TableModel(prepared.encoder, net, result.answer, target, prepared.classes)
-    say(f"Model: {tabular.describe(trained, result, prepared)}\n\n{result.verdict()}")
-    settings = deal | dataclasses.asdict(written) | {"weigh": weigh.value}
-    settings |= {"constraint": constraint or [], "model": model.value, "hidden": hidden}
-    save(result, flags.out, f"fit {table}", config.plain(settings) | flags.settings())
+    own = {"model": model.value, "hidden": hidden, "confidence": confidence, "bounds": bounds, "seeds": seeds}
+    own |= deal | dataclasses.asdict(written) | {"weigh": weigh.value, "constraint": constraint or []}
+    settings = config.plain(own) | flags.settings()
+    if at is not None:
+        return _trade_off([first, *(made(flags.seed + i) for i in range(1, seeds))], wanted, at, table, settings)
+    return _fit(first, first.problem(wanted), confidence, table, settings)
+
+
+def _fit(made: Fitting, problem: Problem, confidence: float | None, table: Path, settings: dict[str, Any]) -> int:
+    """Train, compare, tell and save."""
+    from fedsgm.tables import fit as tabular
+    from fedsgm.tables import sanity
+
+    flags, prepared = made.flags, made.prepared
+    result = made.run(problem)
+    if confidence is not None and problem.constraints:
+        result = made.confident(problem, result, confidence)
+    compared = made.compared(problem, result, made.free(problem) if sanity.in_the_way(result) else None)
+    trained = tabular.TableModel(prepared.encoder, made.net, result.answer, prepared.target)
+    shown = tabular.shown_on_new_data(problem, result.answer, prepared.test, confidence)
+    result = tabular.with_model(result, tabular.how_good(trained, prepared), prepared.target, compared, shown)
+    say(f"{tabular.told(result)}\n\n{result.verdict()}")
+    save(result, flags.out, f"fit {table}", settings)
     trained.save(flags.out)
     say(f"Its model is in model.json. Apply it: fedsgm predict {flags.out} NEW.csv")
-    return 3 if flags.require_feasible and not result.feasible.all() else 0
+    short = compared.worse or not result.feasible.all() or (confidence is not None and not shown.kept)
+    return 3 if flags.require_feasible and short else 0
 
 
-fit = command(
-    _train,
-    own_parameters(_train)[1:],
-    {"seeds": None, "local_steps": 2, "batch_size": 128, "evaluate_every": 10, "out": Path("runs/fit")},
-    without=("seeds",),
-)
+def _trade_off(
+    made: Sequence[Fitting], wanted: Sequence[Wanted], at: Sequence[Wanted], table: Path, settings: dict[str, Any]
+) -> int:
+    """What the bounds cost, in a table, a picture and a file."""
+    from fedsgm.tables import trade_off
+
+    flags, name = made[0].flags, wanted[0].name
+    found = [point for each in made for point in fitting.points(each, wanted, at)]
+    say(trade_off.table(found, name))
+    config.write(flags.out, f"fit {table}", settings)
+    trade_off.save(found, flags.out / "trade-off.parquet")
+    trade_off.plot(found, name, flags.out / "trade-off.png")
+    say(f"\nSaved in {flags.out}: trade-off.parquet, trade-off.png, {config.NAME}. For a model, fit with one bound.")
+    return 0
+
+
+PARAMETERS = own_parameters(_train)[1:]
+fit = command(_train, PARAMETERS, DEFAULTS, without=("seeds",))

@@ -36,6 +36,7 @@ class UnheardName(StrEnum):
 class RuleName(StrEnum):
     hard = "hard"
     soft = "soft"
+    adaptive = "adaptive"
     penalty = "penalty"
     primal_dual = "primal-dual"
     unconstrained = "unconstrained"
@@ -45,6 +46,7 @@ class RuleName(StrEnum):
 OWN: dict[RuleName, tuple[str, ...]] = {
     RuleName.hard: ("margin",),
     RuleName.soft: ("beta", "ceiling", "margin"),
+    RuleName.adaptive: ("adapt", "margin"),
     RuleName.penalty: ("rho",),
     RuleName.primal_dual: ("dual_step", "augment"),
     RuleName.unconstrained: (),
@@ -52,7 +54,9 @@ OWN: dict[RuleName, tuple[str, ...]] = {
 }
 """The flags that only some rules use, in the order that their classes take them."""
 
-_NOT_IPP_CONEX = ("step_size", "centralized", "participants", "query", "unheard", "uplink", "downlink", "memory")
+_NOT_IPP_CONEX = (
+    *("step_size", "anneal", "centralized", "participants", "query", "unheard", "uplink", "downlink", "memory"),
+)
 
 
 def relevant(setting: dict[str, Any], rule: RuleName) -> dict[str, Any]:
@@ -77,12 +81,19 @@ class RunFlags:
     ] = RuleName.soft
     beta: Annotated[float, option(panel=ALGORITHM, help="Sharpness of the soft rule.")] = 40.0
     ceiling: Annotated[float, option(panel=ALGORITHM, help="Largest weight of the constraint, soft rule.")] = 1.0
+    adapt: Annotated[
+        float, option(panel=ALGORITHM, help="How fast the adaptive rule's shares follow the violations.")
+    ] = 2.0
     rho: Annotated[float, option(panel=ALGORITHM, help="Weight of the penalty rule.")] = 1.0
     dual_step: Annotated[float, option(panel=ALGORITHM, help="Multiplier step of the primal-dual rule.")] = 0.1
     augment: Annotated[
         float, option(panel=ALGORITHM, help="Weight of the violation in the primal-dual rule: augmented Lagrangian.")
     ] = 0.0
     step_size: Annotated[float, option(panel=ALGORITHM, help="Step size, eta.")] = 0.1
+    anneal: Annotated[
+        float,
+        option(panel=ALGORITHM, help="Share of the step size that is left at the end, along a cosine; 1 keeps it."),
+    ] = 1.0
     proximal: Annotated[float, option(panel=ALGORITHM, help="Weight of ipp-conex's proximal term.")] = 0.1
     primal_scale: Annotated[float, option(panel=ALGORITHM, help="ipp-conex: step t is 1/(this (t + offset)).")] = 0.05
     offset: Annotated[float, option(panel=ALGORITHM, help="ipp-conex: where its step sizes begin.")] = 400.0

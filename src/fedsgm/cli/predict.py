@@ -22,7 +22,7 @@ def predict(
     decimal: Annotated[str | None, typer.Option(help=DECIMAL)] = None,
     encoding: Annotated[str, typer.Option(help=ENCODING)] = "utf-8",
 ) -> None:
-    """Predict for new rows: the class, and the probability of the positive one, in a table of two columns."""
+    """Predict for new rows: a number; or the class, and the probability of the positive one of two, or of each."""
     from fedsgm.data.reading import Written, read_table
     from fedsgm.tables import fit as tabular
 

@@ -9,18 +9,33 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fedsgm.base import trees
 from fedsgm.base.errors import CheckpointError, SettingError
 from fedsgm.base.layout import start_of
 from fedsgm.cli import building
-from fedsgm.cli.flags import RuleName, RunFlags, value_types
+from fedsgm.cli.flags import OWN, RuleName, RunFlags, option, value_types
+from fedsgm.cli.flags import RUN as RUN_PANEL
 from fedsgm.cli.setups import SETUPS, Load
 from fedsgm.data.clients import Clients
 from fedsgm.federation.experiment import Experiment
+from fedsgm.federation.flare import kits
+
+if TYPE_CHECKING:
+    from fedsgm.federation.flare.local import LocalFederation
 
 RUN = "local"
+NOT_FEDERATED = ("seeds", "debug", "checkpoint_every", "centralized", *OWN[RuleName.ipp_conex])
+"""The flags of a run that no federation has."""
+
+
+def limits(
+    port: Annotated[int, option(panel=RUN_PANEL, help="The server's port; 0 is a free one.")] = 0,
+    timeout: Annotated[float, option(panel=RUN_PANEL, help="Seconds that a client has for an answer.")] = 60.0,
+    min_participants: Annotated[int, option(panel=RUN_PANEL, help="A round that fewer answer is repeated.")] = 1,
+) -> None:
+    """The flags that a federation has of its own."""
 
 
 def experiment(*, task: str, own: dict[str, Any], flags: dict[str, Any], folder: str, **limits: Any) -> Experiment:
@@ -57,26 +72,16 @@ def hand_out(folder: Path, names: Sequence[str], clients: Any, params: Any, test
 def run(
     task: str, own: dict[str, Any], flags: RunFlags, *, keep: Callable[[Path], Any], port: int, **limits: Any
 ) -> Any:
-    """Start a federation on this machine, run the task in it, and end it; what ``keep`` makes of the run's folder."""
-    from fedsgm.federation.flare import kits
-
+    """Run the task in a federation on this machine; what ``keep`` makes of the run's folder."""
     kits.require_flare()
-    from fedsgm.federation.flare.local import LocalFederation, interruptible
-    from fedsgm.federation.flare.submit import Job, submit
-
-    if flags.rule is RuleName.ipp_conex:
-        raise SettingError("--rule ipp-conex: it runs on all data in one place; take another rule here")
+    check_rule(flags)
     clients, params, test = _set_up(task, own)[1]()
     building.check(flags, len(clients), params)
-    state = flags.checkpoint and flags.checkpoint.resolve()
-    if state and not flags.resume and list(state.glob("*/*/round-*.ckpt")):
-        raise CheckpointError(f"{state} holds a checkpoint; add --resume to go on from it, or choose an empty folder")
-    if flags.progress:
-        print(f"Starting a server and {len(clients)} clients ...", file=sys.stderr, flush=True)
-    with interruptible(), LocalFederation(len(clients), port=port, state=state, modules=[__name__]) as federation:
+
+    def job(federation: LocalFederation) -> Path:
         folder = federation.folder / "data"
         hand_out(folder, federation.names, clients, start_of(params, flags.seed), test)
-        job = kits.write_job(
+        return kits.write_job(
             federation.folder / "job",
             run=RUN,
             clients=federation.names,
@@ -84,10 +89,42 @@ def run(
             data=f"{__name__}.{data.__name__}",
             settings={"task": task, "own": own, "flags": flags.settings(), "folder": str(folder), **limits},
         )
+
+    return carry_out(job, len(clients), flags, keep=keep, port=port, module=__name__)
+
+
+def check_rule(flags: RunFlags) -> None:
+    """Refuse what no federation runs."""
+    if flags.rule is RuleName.ipp_conex:
+        raise SettingError("--rule ipp-conex: it runs on all data in one place; take another rule here")
+
+
+def carry_out(
+    job: Callable[[LocalFederation], Path],
+    clients: int,
+    flags: RunFlags,
+    *,
+    keep: Callable[[Path], Any],
+    port: int,
+    module: str,
+) -> Any:
+    """Start a federation on this machine, run the ``job`` that is written for it, and end it.
+
+    Jobs may name functions of ``module``. What ``keep`` makes of the run's folder is returned.
+    """
+    from fedsgm.federation.flare.local import LocalFederation, interruptible
+    from fedsgm.federation.flare.submit import Job, submit
+
+    state = flags.checkpoint and flags.checkpoint.resolve()
+    if state and not flags.resume and list(state.glob("*/*/round-*.ckpt")):
+        raise CheckpointError(f"{state} holds a checkpoint; add --resume to go on from it, or choose an empty folder")
+    if flags.progress:
+        print(f"Starting a server and {clients} clients ...", file=sys.stderr, flush=True)
+    with interruptible(), LocalFederation(clients, port=port, state=state, modules=[module]) as federation:
         finished = submit(
             federation.admin,
-            Job.read(job),
-            least=len(clients),
+            Job.read(job(federation)),
+            least=clients,
             show=flags.progress,
             here=federation.kits[federation.server],
             tend=federation.tend,

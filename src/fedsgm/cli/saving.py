@@ -26,7 +26,8 @@ def copy(finished: Path, out: Path, command: str = "", settings: dict[str, Any] 
     result = Result.load(finished)
     if settings is not None:
         config.write(out, command, settings)
-    for name in ("history.parquet", "params.safetensors", "result.json"):  # the last has the others' digests
+    run = ("history.parquet", "params.safetensors", "result.json")  # the last has the others' digests
+    for name in (*run, *sorted(path.name for path in finished.iterdir() if path.name not in run)):
         write_atomically(out / name, (finished / name).read_bytes())
     return result
 

@@ -17,10 +17,13 @@ def show(
     from fedsgm.results import verdict as report
     from fedsgm.results.plots import check_format
     from fedsgm.results.result import Result
+    from fedsgm.tables.fit import told
 
     picture = plot or folder / "history.png"
     check_format(picture)
     result = Result.load(folder)
+    if model := told(result):
+        print(f"{model}\n")
     print(result.verdict())
     if accounts := report.federation(result):
         print(f"\n{accounts}")

@@ -204,6 +204,10 @@ class FedSGM:
     def asks_first(self) -> bool:
         return self.query == "memory" and self.unheard == "asked"
 
+    @property
+    def draws(self) -> bool:
+        return self.batch_size is not None
+
     def init(self, task: Flat, w: Any, clients: int, statistics: Any = None) -> Server:
         """x_0 = w_0; no server model of its own where the downlink is not compressed, or nothing is made up for."""
         check_rule(self.rule, tuple(task.task.bounds))
@@ -211,7 +215,7 @@ class FedSGM:
         optimizer = None if self.server is None else self.server.init(w)
         remembers = self.query == "memory" and statistics is not None
         remembered = Remembered.nothing(statistics, clients) if remembers else None
-        return Server(w, model, self.rule.init(len(task.task.bounds)), optimizer, remembered)
+        return Server(w, model, self.rule.init(self._weighed(task.task)), optimizer, remembered)
 
     def init_memory(self, d: int) -> Memory:
         """A client's: e_j = 0."""
@@ -241,10 +245,25 @@ class FedSGM:
         measured = task.task.combine(statistics, self.tolerance, jax.random.fold_in(key, 0), heard)
         if self.query == "all":  # all that answered
             measured = measured._replace(report=measured.report | {"heard": jnp.int32(len(who))})
-        violations = measured.violations + self._margin(measured, len(who) / clients) / measured.scales
-        chosen, rule = self.rule.decide(violations, server.rule)
-        direction = Direction(jnp.float32(chosen.objective), jnp.float32(chosen.constraint), measured.guide)
+        margins = self._margin(measured, len(who) / clients) / measured.scales
+        direction, rule = self._decided(measured, margins, server.rule)
         return direction, replaced(server, rule=rule), measured
+
+    def _decided(self, measured: Measured, margins: jax.Array, state: Any) -> tuple[Direction, Any]:
+        """By the rule: of the constraints or, if it weighs each by itself, of their parts."""
+        parts = measured.parts if getattr(self.rule, "of_parts", False) else None
+        if parts is None:
+            chosen, state = self.rule.decide(measured.violations + margins, state)
+            return Direction(jnp.float32(chosen.objective), jnp.float32(chosen.constraint), measured.guide), state
+        chosen, state = self.rule.decide(parts.violations + margins[parts.of], state)
+        active, guides, *rest = measured.guide
+        weights, guides = parts.told(jnp.float32(chosen.constraint), guides)
+        return Direction(jnp.float32(chosen.objective), weights, (active, guides, *rest)), state
+
+    def _weighed(self, task: Task) -> int:
+        """How many weights the rule gives: one for each constraint, or for each of their parts."""
+        own = getattr(task, "parts", None) if getattr(self.rule, "of_parts", False) else None
+        return len(task.bounds) if own is None else sum(own)
 
     def _margin(self, measured: Measured, share: float) -> Any:
         """How far below the bounds the rule switches, in units of the constraints."""
@@ -266,10 +285,15 @@ class FedSGM:
     def local_update(
         self, task: Flat, w: jax.Array, direction: Direction, data: Any, kept: Any, memory: Memory, key: jax.Array
     ) -> tuple[Message, Memory]:
-        """Client: E local steps from w_t, then the compressed sum of their directions (lines 6-27)."""
+        """Client: E local steps from w_t, then the compressed sum of their directions (lines 6-27).
+
+        Where clients count by their rows, a large one's directions are longer, its local steps are not: it walks its
+        own data as any other, and its message counts more.
+        """
+        share = task.task.share(direction, kept)
 
         def step(tau: jax.Array, total: jax.Array) -> jax.Array:
-            at = w - self.eta * total
+            at = w - self.eta * total / share
             return total + task.direction(at, direction, data, kept, jax.random.fold_in(key, 2 + tau), self.batch_size)
 
         total = jax.lax.fori_loop(0, self.local_steps, step, jnp.zeros_like(w))

@@ -15,37 +15,41 @@ from fedsgm.data.clients import Clients
 
 
 def example_weights(weight: Callable[[Any], Any] | None, clients: Clients, owner: str) -> np.ndarray:
-    """What every example weighs, [clients, examples], in float64: 1 unless told, 0 on padding."""
-    present = np.arange(clients.longest) < clients.counts[:, None]
+    """What every example weighs, in float64: 1 unless told."""
+    total = int(clients.counts.sum())
     if weight is None:
-        return present.astype(np.float64)
-    given = jax.vmap(jax.vmap(weight))(clients.examples)
-    if getattr(given, "shape", None) != present.shape:
+        return np.ones(total)
+    given = jax.vmap(weight)(clients.examples)
+    if getattr(given, "shape", None) != (total,):
         raise SettingError("Problem: weight must return one number per example")
-    weights = np.where(present, np.asarray(given, np.float64), 0)
-    for client, row in np.argwhere(~(np.isfinite(weights) & (weights >= 0))):
+    weights = np.asarray(given, np.float64)
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        client = int(clients.owners[at])
+        row = at - int(clients.counts[:client].sum())
         who = f"{owner} {client}" if owner == "client" else owner
-        raise SettingError(f"{who}: example {row} weighs {weights[client, row]:g}, but a weight is 0 or more")
+        raise SettingError(f"{who}: example {row} weighs {weights[at]:g}, but a weight is 0 or more")
     return weights
 
 
 def weights_of(
     quantity: Any, label: str, clients: Clients, params: Any, owner: str, everybody: bool, weights: np.ndarray
 ) -> np.ndarray:
-    """The [clients, examples] weights in a quantity: as given, but in a client's mean they add up to 1."""
+    """What every example weighs in a quantity: as given, but in a client's mean they add up to 1."""
     base = quantity.base
     if hasattr(base, "sums"):
         _check_statistic(base, clients, params, label, owner, everybody, weights)
         if base is not quantity and everybody:
             _check_each(quantity, clients, params, label, weights)
         return weights.astype(np.float32)
-    example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), clients.examples)
+    example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), clients.examples)
     _check_scalar(jax.eval_shape(base.fn, params, example), f"{label}: its function", "per example")
     chosen = weights * _select(base.where, clients.examples, label)
-    sizes = chosen.sum(axis=1)
+    sizes = np.bincount(clients.owners, chosen)
     if not sizes.all() and (base.refuses or (everybody and not sizes.any())):
         _refuse_missing(base, label, owner, int(np.argmin(sizes > 0)))
-    scale = 1 if isinstance(quantity, ByRows) else np.where(sizes > 0, sizes, 1)[:, None]
+    scale = 1 if isinstance(quantity, ByRows) else np.where(sizes > 0, sizes, 1)[clients.owners]
     return (chosen / scale).astype(np.float32)
 
 
@@ -66,12 +70,13 @@ def _refuse_missing(base: Any, label: str, owner: str, client: int) -> None:
 def _check_each(quantity: Any, clients: Clients, params: Any, label: str, weights: np.ndarray) -> None:
     """Somebody can measure it alone: the gap between two groups has no value where nobody has both."""
 
-    def own(params: Any, examples: Any, present: Any) -> Any:
+    def own(params: Any, examples: Any, present: Any, owners: Any) -> Any:
         each = jax.vmap(quantity.base.sums, (None, 0))(params, examples)
-        sums = jax.tree.map(lambda a: jnp.tensordot(present, a.astype(jnp.float32), 1), each)
-        return quantity.sent(sums, jnp.float32(1))[1]
+        weighed = jax.tree.map(lambda a: (a.astype(jnp.float32).T * present).T, each)
+        sums = jax.tree.map(lambda a: jax.ops.segment_sum(a, owners, len(clients)), weighed)
+        return jax.vmap(lambda one: quantity.sent(one, jnp.float32(1))[1])(sums)
 
-    defined = jax.jit(jax.vmap(own, (None, 0, 0)))(params, clients.examples, weights.astype(np.float32))
+    defined = jax.jit(own)(params, clients.examples, weights.astype(np.float32), clients.owners)
     if not np.asarray(defined).any():
         raise SettingError(f"{label} has no value on any client alone; leave each_client out, or split another way")
 
@@ -89,15 +94,19 @@ def _check_statistic(
     """The functions fit each other, and over everybody the value is defined where the run starts."""
 
     def pooled(params: Any, examples: Any, present: Any) -> Any:
-        each = jax.vmap(jax.vmap(quantity.sums, (None, 0)), (None, 0))(params, examples)
-        return jax.tree.map(lambda a: jnp.tensordot(present, a.astype(jnp.float32), 2), each)
+        each = jax.vmap(quantity.sums, (None, 0))(params, examples)
+        return jax.tree.map(lambda a: jnp.tensordot(present, a.astype(jnp.float32), 1), each)
 
     present = weights.astype(np.float32)
     shapes = jax.eval_shape(pooled, params, clients.examples, present)
     for name in ("value", "switch_on"):
         function = getattr(quantity, name)
-        if function is not None:
+        if function is not None and quantity.parts == 1:
             _check_scalar(jax.eval_shape(function, shapes), f"{label}: its {name}", "for the total")
+        elif function is not None:
+            out = jax.eval_shape(function, shapes)
+            if getattr(out, "shape", None) != (quantity.parts,):
+                raise SettingError(f"{label}: its {name} must return {quantity.parts} numbers, as parts= says")
     if not everybody:
         return
     total = jax.jit(pooled)(params, clients.examples, present)
@@ -115,13 +124,13 @@ def _check_statistic(
 
 
 def _select(where: Callable[[Any], Any] | None, examples: Any, label: str) -> np.ndarray:
-    """``where`` on every example of every client, as booleans."""
+    """``where`` on every example, as booleans."""
     if where is None:
         return np.ones((), bool)
-    chosen = jax.vmap(jax.vmap(where))(examples)
+    chosen = jax.vmap(where)(examples)
     shape = getattr(chosen, "shape", None)
-    if shape is None or len(shape) != 2:
-        got = f"a {type(chosen).__name__}" if shape is None else f"shape {shape[2:]}"
+    if shape is None or len(shape) != 1:
+        got = f"a {type(chosen).__name__}" if shape is None else f"shape {shape[1:]}"
         raise SettingError(f"{label}: where must return one truth value per example, but it returned {got}")
     return np.asarray(chosen, bool)
 

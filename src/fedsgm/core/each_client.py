@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_number, replaced, static, struct
-from fedsgm.core.quantities import Bounded, Heard, Mean, Statistic, counted, product
+from fedsgm.core.pooling import Heard, counted, product
+from fedsgm.core.quantities import Bounded, Mean, Statistic
 
 _ROUNDING = 1e-6
 
@@ -97,7 +98,7 @@ class EachClient(Bounded):
         weight = jnp.where(defined > 0, scale * self._weight(own, at), 0)
         if isinstance(self.base, Mean):
             return weight * sums
-        slope = jax.grad(self.base.value)(jax.lax.stop_gradient(sums))
+        slope = jax.grad(self.base.descended)(jax.lax.stop_gradient(sums))
         return product(jax.tree.map(lambda a: jnp.where(jnp.isfinite(a) & (weight > 0), weight * a, 0), slope), sums)
 
     def _turned(self, values: jax.Array) -> jax.Array:

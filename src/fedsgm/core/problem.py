@@ -15,37 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.base.errors import SettingError
+from fedsgm.base.sizes import arranged
 from fedsgm.base.structs import replaced, static, struct
 from fedsgm.core.checks import example_weights, weights_of
 from fedsgm.core.each_client import EachClient
-from fedsgm.core.quantities import ByRows, Constraint, Heard, Mean, PerExample, Statistic, count_of
-from fedsgm.core.rules import COLUMNS, Direction, Measured
+from fedsgm.core.examples import Among, Examples, Kept
+from fedsgm.core.pooling import Heard, count_of
+from fedsgm.core.quantities import ByRows, Constraint, Mean, PerExample, Statistic
+from fedsgm.core.rules import COLUMNS, Direction, Measured, Parts
 from fedsgm.data.clients import Clients
 
 __all__ = ["Constraint", "Examples", "Mean", "PerExample", "Problem", "Quantity", "Statistic"]
 
 Quantity = Mean | ByRows | Statistic | EachClient
-
-
-@struct
-class Examples:
-    """One client's examples (in the engine: all clients', with a leading axis).
-
-    ``weights`` has one row for the objective and one for each constraint. A client's mean's is 1/count on the examples
-    that it averages over, a statistic's is 1, and both are 0 on padding. So every quantity is a weighted sum.
-    """
-
-    examples: Any
-    weights: Any
-    count: Any
-
-    def batch(self, size: int | None, key: jax.Array) -> Examples:
-        """``size`` examples drawn uniformly with replacement, weighted so that every sum is unbiased."""
-        if size is None:
-            return self
-        chosen = jax.random.randint(key, (size,), 0, self.count)
-        weights = self.weights[:, chosen] * self.count / size
-        return Examples(jax.tree.map(lambda a: a[chosen], self.examples), weights, jnp.int32(size))
 
 
 FOLLOW = ("shared", "largest", "random", "sum")
@@ -126,6 +108,11 @@ class Problem:
         return {constraint.name: constraint.range for constraint in self.constraints}
 
     @property
+    def parts(self) -> tuple[int, ...]:
+        """How many parts each constraint has that can be weighed by themselves."""
+        return tuple(c.parts for c in self.constraints)
+
+    @property
     def inspects(self) -> tuple[str, ...]:
         """Nothing more to see of a step."""
         return ()
@@ -139,10 +126,11 @@ class Problem:
     def quantities(self) -> tuple[Quantity, ...]:
         return (self._weighed(self.objective), *(constraint.quantity for constraint in self._compared))
 
-    def prepare(self, clients: Clients, params: Any, *, owner: str = "client", everybody: bool = True) -> Examples:
+    def prepare(self, clients: Clients, params: Any, *, owner: str = "client", everybody: bool = True) -> Any:
         """Check the functions against the data and weigh every example once, before anything runs.
 
-        Unless these are ``everybody``, what only all clients together must have is not asked of them.
+        Unless these are ``everybody``, what only all clients together must have is not asked of them. It gives
+        :class:`Examples` with a leading axis, or groups of such where clients have very different sizes.
         """
         if not isinstance(clients, Clients):
             kind = type(clients).__name__
@@ -151,7 +139,7 @@ class Problem:
         given = example_weights(self.weight, clients, owner)
         each = zip(self.quantities, labels, strict=True)
         weights = [weights_of(quantity, label, clients, params, owner, everybody, given) for quantity, label in each]
-        return Examples(clients.examples, np.stack(weights, axis=1), clients.counts.astype(np.int32))
+        return arranged(Examples(clients.examples, np.stack(weights), None), clients.counts)
 
     def prepare_one(self, data: Any, params: Any) -> Examples:
         """The same for one client's examples alone."""
@@ -161,6 +149,15 @@ class Problem:
     def centralized(self, clients: Clients) -> tuple[Problem, Clients]:
         """The problem as one client with all examples has it."""
         return self, clients.together()
+
+    @property
+    def pooled(self) -> Problem:
+        """The problem whose values over clients are those of one client with all their examples.
+
+        A client may then lack what a mean is of.
+        """
+        constraints = tuple(replaced(c, quantity=_together(c.quantity)) for c in self.constraints)
+        return replaced(self, objective=_together(self.objective), constraints=constraints, weigh="rows")
 
     def at(self, round: jax.Array) -> Problem:
         """The same in every round."""
@@ -175,11 +172,18 @@ class Problem:
         Where rows are weighed, the last of the statistics is what the client weighs in the objective.
         """
         statistics = self._statistics(params, data, data.batch(batch_size, key), range(1, len(self.quantities)))
-        kept = None
-        if self._of_each:
-            own = [isinstance(quantity, EachClient) for quantity in self.quantities[1:]]
-            kept = tuple(sent if is_own else None for sent, is_own in zip(statistics, own, strict=True))
-        return statistics + ((self._size(data, 0),) if self.weigh == "rows" else ()), kept
+        own = [isinstance(quantity, EachClient) for quantity in self.quantities[1:]]
+        sent = tuple(sent if is_own else None for sent, is_own in zip(statistics, own, strict=True))
+        if self.weigh == "clients":
+            return statistics, Kept(sent)
+        size = self._size(data, 0)
+        return (*statistics, size), Kept(sent, size)
+
+    def share(self, direction: Direction, kept: Kept | None) -> Any:
+        """Of n clients, n times this client's share of all rows, where rows are weighed."""
+        if kept is None or kept.size is None:
+            return 1
+        return jnp.maximum(direction.guide[-1] * kept.size, jnp.finfo(jnp.float32).tiny)
 
     def combine(self, statistics: tuple[Any, ...], tolerance: Any, key: jax.Array, heard: Heard = None) -> Measured:
         """The estimate of each constraint by the clients that were heard, its violation, and what clients follow."""
@@ -198,6 +202,7 @@ class Problem:
         violations = self._violations(estimates, tolerance)
         violations = jnp.where(jnp.isnan(violations), -jnp.inf, violations)
         guides = tuple(c.guide(p, count) for c, p in zip(self._compared, pooled, strict=True))
+        parts = self._parts(pooled, violations, tolerance, count) if sum(self.parts) > len(self.parts) else None
         scales = jnp.array([c.scale for c in self.constraints], jnp.float32)
         return Measured(
             violations,
@@ -205,29 +210,44 @@ class Problem:
             {"estimate": estimates[jnp.argmax(violations)]},
             scales=scales,
             errors=errors,
+            parts=parts,
         )
+
+    def _parts(self, pooled: Sequence[Any], violations: jax.Array, tolerance: Any, count: Any) -> Parts:
+        """Every part's violation and guide; a constraint of one part is that part."""
+        each: list[Any] = []
+        guides: list[Any] = []
+        for constraint, total, violation in zip(self.constraints, pooled, violations, strict=True):
+            quantity = constraint.quantity
+            if constraint.parts == 1 or not isinstance(quantity, Statistic):
+                each.append(violation[None])
+                guides.append(None)
+                continue
+            excess = quantity.measured_parts(total) - constraint.bound - tolerance
+            each.append(jnp.where(jnp.isnan(excess), -jnp.inf, excess / constraint.scale))
+            guides.append(quantity.guides(total, count))
+        return Parts(jnp.concatenate(each), np.repeat(np.arange(len(self.parts)), self.parts), tuple(guides))
 
     def direction(
         self,
         params: Any,
         direction: Direction,
-        data: Examples,
-        kept: Any,
+        data: Examples | Among,
+        kept: Kept | None,
         key: jax.Array,
         *,
         batch_size: int | None = None,
     ) -> Any:
         """The gradient of ``objective * f_j + constraint * g_j`` on the client's own data."""
-        data = data.batch(batch_size, key)
+        drawn = data.batch(batch_size, key)
         active, guides, *share = direction.guide
         weights = direction.constraint if jnp.ndim(direction.constraint) else direction.constraint * active
         scales = jnp.stack([direction.objective, *weights])
-
-        kept = kept or (None,) * len(self.constraints)
+        sent = (None,) * len(self.constraints) if kept is None else kept.sent
 
         def mixed(params: Any) -> jax.Array:
-            first, *rest = self._sums(params, data, range(len(self.quantities)))
-            terms = zip(self._compared, rest, guides, kept, strict=True)
+            first, *rest = self._sums(params, drawn, range(len(self.quantities)))
+            terms = zip(self._compared, rest, guides, sent, strict=True)
             each = [constraint.local(own, guide, sent) for constraint, own, guide, sent in terms]
             return jnp.stack([self.quantities[0].local(first, *share or (None,)), *each]) @ scales
 
@@ -315,3 +335,9 @@ class Problem:
             weights = data.weights if len(sharing) == len(self.quantities) else data.weights[np.array(sharing)]
             found |= zip(sharing, weights @ jax.vmap(fn, over_examples)(params, data.examples), strict=True)
         return tuple(found[i] for i in which)
+
+
+def _together(quantity: Quantity) -> Any:
+    """A quantity as it is of everybody's examples together."""
+    base = replaced(quantity.base, name=quantity.label)
+    return replaced(base, missing="absent") if isinstance(base, Mean) else base

@@ -15,53 +15,23 @@ import jax
 import jax.numpy as jnp
 
 from fedsgm.base.errors import SettingError
-from fedsgm.base.structs import check_number, static, struct
+from fedsgm.base.structs import check_count, check_number, static, struct
+from fedsgm.core.pooling import (
+    Heard,
+    count_of,
+    counted,
+    largest_part,
+    mean_of,
+    product,
+    scaled_slope,
+    standard_error,
+)
 
 if TYPE_CHECKING:
     from fedsgm.core.each_client import EachClient
 
 PerExample = Callable[[Any, Any], jax.Array]
-Heard = jax.Array | None
 SENSES = ("<=", ">=", "between")
-
-
-def mean_of(values: jax.Array, heard: Heard = None) -> jax.Array:
-    """The mean over the clients that were heard; not a number if none was."""
-    if heard is None:
-        return jnp.mean(values, axis=0)
-    return jnp.sum(counted(values, heard), axis=0) / jnp.sum(heard)
-
-
-def standard_error(values: jax.Array, heard: Heard = None) -> jax.Array:
-    """Of the mean of [clients] values: their sample standard deviation over sqrt(count); 0 for fewer than two.
-
-    As of clients drawn from very many. Of m drawn from n, the error is sqrt(1 - m/n) times this.
-    """
-    count = count_of(values, heard)
-    squares = jnp.sum(counted((values - mean_of(values, heard)) ** 2, heard))
-    error = jnp.sqrt(squares / (jnp.maximum(count - 1, 1) * jnp.maximum(count, 1)))
-    return jnp.where((count > 1) & jnp.isfinite(error), error, 0)
-
-
-def counted(values: jax.Array, heard: Heard) -> jax.Array:
-    """The values with 0 for who was not heard, whatever was there."""
-    if heard is None:
-        return values
-    return jnp.where(jnp.reshape(heard > 0, (-1,) + (1,) * (values.ndim - 1)), values, 0)
-
-
-def count_of(statistics: Any, heard: Heard) -> Any:
-    return jax.tree.leaves(statistics)[0].shape[0] if heard is None else jnp.sum(heard)
-
-
-def _scaled_slope(value: Callable[[Any], jax.Array], total: Any, count: Any) -> Any:
-    """``count`` times the derivative of ``value`` at the total; 0 where there is none."""
-    return jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), count * a, 0), jax.grad(value)(total))
-
-
-def product(slope: Any, sums: Any) -> jax.Array:
-    products = jax.tree.map(lambda a, b: jnp.sum(a * b), slope, sums)
-    return jnp.sum(jnp.stack(jax.tree.leaves(products)))
 
 
 class Bounded:
@@ -202,6 +172,9 @@ class Statistic(Bounded):
             gradient is that of ``value``: a true rate beside its smooth surrogate.
         members: the counts in the total that must not be zero over all clients, so that a group that nobody has
             is found before the run.
+        parts: how many numbers ``value`` and ``switch_on`` give, of which the largest is the quantity: as a gap between
+            groups is the largest difference of two. A rule such as :class:`Adaptive` weighs each part by itself. One
+            that is NaN is passed over.
     """
 
     sums: Callable[[Any, Any], Any] = static()
@@ -210,8 +183,10 @@ class Statistic(Bounded):
     gradient: str = static(default="linearized")
     switch_on: Callable[[Any], jax.Array] | None = static(default=None)
     members: Callable[[Any], jax.Array] | None = static(default=None)
+    parts: int = static(default=1)
 
     def __post_init__(self) -> None:
+        check_count("Statistic", "parts", self.parts)
         for name in ("sums", "value", "switch_on", "members"):
             given = getattr(self, name)
             if not callable(given) and not (given is None and name in ("switch_on", "members")):
@@ -234,7 +209,19 @@ class Statistic(Bounded):
         return jax.tree.map(lambda a: jnp.sum(counted(a, heard), axis=0), statistics)
 
     def measured(self, total: Any) -> jax.Array:
-        return (self.switch_on or self.value)(total)
+        return self._largest(self.switch_on or self.value)(total)
+
+    def measured_parts(self, total: Any) -> jax.Array:
+        """Every part of what is compared."""
+        return jnp.atleast_1d((self.switch_on or self.value)(total))
+
+    def guides(self, total: Any, count: Any) -> Any:
+        """What :meth:`guide` would be for each part alone, stacked."""
+        slopes = jax.jacrev(lambda total: jnp.atleast_1d(self.value(total)))(total)
+        return jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), count * a, 0), slopes)
+
+    def _largest(self, value: Callable[[Any], jax.Array]) -> Callable[[Any], jax.Array]:
+        return value if self.parts == 1 else lambda total: largest_part(value(total))
 
     def error(self, statistics: Any, total: Any, heard: Heard = None) -> jax.Array:
         """By the delta method: the spread of the clients' shares of the total, through the derivative.
@@ -243,17 +230,21 @@ class Statistic(Bounded):
         but for ties. Values with one client left out would not be defined where a group is one client's.
         """
         count = count_of(statistics, heard)
-        slope = _scaled_slope(self.switch_on or self.value, total, count)
+        slope = scaled_slope(self._largest(self.switch_on or self.value), total, count)
         return standard_error(jax.vmap(lambda sums: product(slope, sums))(statistics), heard)
 
     def guide(self, total: Any, count: Any) -> Any:
         """The derivative of the value at the total, times m: the server takes a mean of m messages."""
-        return None if self.gradient == "local" else _scaled_slope(self.value, total, count)
+        return None if self.gradient == "local" else scaled_slope(self.descended, total, count)
+
+    def descended(self, total: Any) -> jax.Array:
+        """The value, the largest of its parts, whose gradient is followed."""
+        return self._largest(self.value)(total)
 
     def local(self, sums: Any, guide: Any, sent: Any = None) -> jax.Array:
         if self.gradient == "linearized":
             return product(guide, sums)
-        own = self.value(sums)
+        own = self.descended(sums)
         return jnp.where(jnp.isnan(own), 0.0, own)
 
 
@@ -289,6 +280,13 @@ class Constraint:
     @property
     def name(self) -> str:
         return self.quantity.label
+
+    @property
+    def parts(self) -> int:
+        """Those of its quantity, where the largest of them is what is bounded and all of them are to be had."""
+        if not isinstance(self.quantity, Statistic) or self.quantity.gradient == "local" or self.sense != "<=":
+            return 1
+        return self.quantity.parts
 
     @property
     def range(self) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,29 @@ def largest(violations: jax.Array) -> jax.Array:
     return jnp.max(violations, initial=-jnp.inf)
 
 
+class Parts(NamedTuple):
+    """The constraints' parts, of each of which the largest is its constraint's violation.
+
+    ``guides`` has, for every constraint of several parts, what clients would be told of each part, stacked.
+    """
+
+    violations: jax.Array  # of each part
+    of: np.ndarray  # which constraint's each is
+    guides: tuple[Any, ...]  # for each constraint, None where it is its own only part
+
+    def told(self, weights: jax.Array, guides: tuple[Any, ...]) -> tuple[jax.Array, tuple[Any, ...]]:
+        """The constraints' weights and guides, of those of their parts: clients follow the weighted sum of them."""
+        totals = jnp.zeros(len(guides)).at[self.of].add(weights)
+
+        def one(i: int, guide: Any) -> Any:
+            if self.guides[i] is None:
+                return guide
+            shares = weights[self.of == i] / jnp.where(totals[i] > 0, totals[i], 1)
+            return jax.tree.map(lambda a: jnp.tensordot(shares, a, 1), self.guides[i])
+
+        return totals, tuple(one(i, guide) for i, guide in enumerate(guides))
+
+
 class Measured(NamedTuple):
     """What the server makes of the clients' statistics.
 
@@ -42,6 +65,7 @@ class Measured(NamedTuple):
     report: dict[str, jax.Array]
     scales: jax.Array  # of each constraint
     errors: jax.Array  # of each constraint's estimate
+    parts: Parts | None = None  # where some constraint has several
 
     @property
     def violation(self) -> jax.Array:
@@ -234,6 +258,40 @@ class PrimalDual:
     def report(self, state: jax.Array) -> dict[str, jax.Array]:
         """``multiplier``: a number where there is one constraint, else one for each in the problem's order."""
         return {"multiplier": jnp.squeeze(state)} if state.size else {}
+
+
+@struct
+class Adaptive:
+    """Shares as of a switching rule, ``(1 - s, s)``, that the violations raise and lower: ``s = l / (1 + l)``.
+
+    ``l`` is the sum of multipliers, one for each part of each constraint, which are raised by ``step * violation`` each
+    round and kept at zero or above, as :class:`PrimalDual`'s. So the constraints get the share that keeps them at their
+    bounds, however tight these are, and the step is never longer than the objective's alone. Where a constraint is the
+    largest of several parts, as a gap between groups is, each has a multiplier of its own, so that a step that would
+    mend one part at the cost of another is not taken to and fro. ``margin`` is as for :class:`Hard`. No theorem of the
+    paper covers it.
+    """
+
+    step: float = 2.0
+    margin: float | StandardErrors = 0.0
+
+    of_parts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_number("Adaptive", "step", self.step, above=0)
+        _check_margin("Adaptive", self.margin)
+
+    def init(self, constraints: int) -> np.ndarray:
+        return np.zeros(constraints, np.float32)
+
+    def decide(self, violations: jax.Array, state: jax.Array) -> tuple[Direction, jax.Array]:
+        known = jnp.where(jnp.isfinite(violations), violations, 0)
+        multipliers = jnp.maximum(0, state + self.step * known)
+        shares = multipliers / (1 + jnp.sum(multipliers))
+        return Direction(1 - jnp.sum(shares), shares), multipliers
+
+    def report(self, state: jax.Array) -> dict[str, jax.Array]:
+        return {}
 
 
 @struct

@@ -57,6 +57,10 @@ class Task(Protocol):
         self, params: Any, direction: Direction, data: Any, kept: Any, key: jax.Array, *, batch_size: int | None
     ) -> Any: ...
 
+    def share(self, direction: Direction, kept: Any) -> Any:
+        """How many times as much as the mean client this one counts in the mean of the directions."""
+        ...
+
     def inspect(self, before: Any, after: Any, kept: Any) -> dict[str, jax.Array]:
         """What a participant sees of a round's step, from the model before it to the one after; recorded as a mean."""
         ...
@@ -88,6 +92,11 @@ class Algorithm(Protocol):
     @property
     def asks_first(self) -> bool:
         """Whether everybody is asked before the first round, and :meth:`remember` takes the answers."""
+        ...
+
+    @property
+    def draws(self) -> bool:
+        """Whether :meth:`local_update` only draws batches of the data, and sees nothing else of them."""
         ...
 
     def remember(self, server: Any, statistics: Any, who: jax.Array, clients: int) -> Any: ...

@@ -1,8 +1,9 @@
-"""Clients of different sizes in one padded array, and the ways to deal examples out to them."""
+"""Clients of different sizes, and the ways to deal examples out to them."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,49 +16,71 @@ from fedsgm.base.structs import check_count, check_number
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Clients:
-    """All clients' examples: arrays of shape [clients, longest, ...], and how many of each row are real.
-
-    Padding repeats a client's first example, so that no function ever meets made-up data.
-    """
+    """All clients' examples, one client's after another's: arrays of shape [examples, ...], and each client's count."""
 
     examples: Any
     counts: np.ndarray
+
+    def __post_init__(self) -> None:
+        total = length(self.examples, "Clients")
+        if total != self.counts.sum():
+            raise SettingError(f"Clients: there are {total} examples, but the counts add up to {self.counts.sum()}")
 
     def __len__(self) -> int:
         return len(self.counts)
 
     def __getitem__(self, client: int) -> Any:
-        """One client's own examples, without padding."""
-        return jax.tree.map(lambda a: a[client, : self.counts[client]], self.examples)
+        """One client's own examples."""
+        end = self._ends[client]
+        return jax.tree.map(lambda a: a[end - self.counts[client] : end], self.examples)
+
+    @functools.cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum(self.counts)
 
     @property
     def longest(self) -> int:
         return int(self.counts.max())
 
+    @property
+    def owners(self) -> np.ndarray:
+        """The client of each example."""
+        return np.repeat(np.arange(len(self)), self.counts)
+
     @classmethod
     def from_list(cls, clients: Sequence[Any]) -> Clients:
         """From data that is already apart: one pytree of arrays per client, each with the examples first."""
-        if not len(clients):
-            raise SettingError("Clients: the list is empty; there must be at least one client")
         arrays = [jax.tree.map(np.asarray, client) for client in clients]
         for j, client in enumerate(arrays):
             same_form(arrays[0], client, f"client {j}")
-        counts = np.array([length(client, f"client {j}") for j, client in enumerate(arrays)])
-        if not counts.all():
-            raise SettingError(f"client {int(np.argmin(counts > 0))} has no examples; leave it out or give it some")
+        counts = _counts([length(client, f"client {j}") for j, client in enumerate(arrays)])
         for j, client in enumerate(arrays):
             check_finite(client, f"client {j}")
-        longest = counts.max()
+        return cls(jax.tree.map(lambda *leaves: np.concatenate(leaves), *arrays), counts)
 
-        def stack(*leaves: np.ndarray) -> np.ndarray:
-            return np.stack([np.concatenate([a, np.repeat(a[:1], longest - len(a), axis=0)]) for a in leaves])
-
-        return cls(jax.tree.map(stack, *arrays), counts)
+    @classmethod
+    def dealt(cls, examples: Any, parts: Sequence[np.ndarray]) -> Clients:
+        """Of a pytree of arrays, examples first, the examples with these indices for each client."""
+        counts, order = _counts([len(rows) for rows in parts]), np.concatenate(parts)
+        return cls(jax.tree.map(lambda a: a[order], examples), counts)
 
     def together(self) -> Clients:
         """All examples with one client."""
-        parts = [self[j] for j in range(len(self))]
-        return Clients.from_list([jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)])
+        return Clients(self.examples, np.array([self.counts.sum()]))
+
+
+def _counts(given: Sequence[int]) -> np.ndarray:
+    if not len(given):
+        raise SettingError("Clients: the list is empty; there must be at least one client")
+    counts = np.array(given)
+    if not counts.all():
+        raise SettingError(f"client {int(np.argmin(counts > 0))} has no examples; leave it out or give it some")
+    return counts
+
+
+def rows_of_each(owner: np.ndarray) -> list[np.ndarray]:
+    """The indices of each number from 0 to the largest, in ascending order."""
+    return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
 
 
 Scheme = Callable[[Any, int, np.random.Generator], list[np.ndarray]]
@@ -84,7 +107,7 @@ def split(examples: Any, *, clients: int | None = None, scheme: Scheme | None = 
         if clients > total:
             raise SettingError(f"split: clients={clients}, but there are only {total} examples")
     parts = scheme(examples, clients or 0, np.random.default_rng(seed))
-    return Clients.from_list([jax.tree.map(lambda a, rows=rows: a[rows], examples) for rows in parts])
+    return Clients.dealt(examples, parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,13 +164,12 @@ class by:
     column: str
 
     def __call__(self, examples: Any, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        column = _column(examples, self.column)
-        values = np.unique(column)
+        values, owner = np.unique(_column(examples, self.column), return_inverse=True)
         if clients and clients != len(values):
             raise SettingError(
                 f"split: clients={clients}, but column {self.column!r} has {len(values)} values; leave clients out"
             )
-        return [np.flatnonzero(column == value) for value in values]
+        return rows_of_each(owner)
 
 
 def check_finite(examples: Any, owner: str) -> None:

@@ -7,18 +7,19 @@ JSON, so that new rows are treated alike.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.data.reading import Table, numbers_of, parse_table, read_table
+from fedsgm.data.summary import DATE, TEXT, Summary, days
 
 __all__ = ["Column", "Encoder", "Table", "as_text", "column", "numbered", "parse_table", "read_table"]
 
 MOST_CATEGORIES = 64
-_DAY = np.timedelta64(1, "D")
 
 
 def column(table: Table, name: str, what: str) -> np.ndarray:
@@ -59,34 +60,35 @@ def numbered(texts: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
 class Column:
     """How one column becomes features: a number standardised, a category one-hot; what was missing has its own.
 
-    ``categories`` of None marks a number, filled with the training rows' median where it is missing or infinite. A
+    ``categories`` of None marks a number, which is the mean of the training rows where it is missing or infinite. A
     date is the number of days since 1970-01-01.
     """
 
     name: str
     categories: tuple[str, ...] | None = None
-    fill: float = 0.0
     mean: float = 0.0
     scale: float = 1.0
     missing: bool = False
-    shortened: bool = False  # whether it has more categories than are kept
+    shortened: bool = False  # whether there are more categories than are kept
     date: bool = False
 
     @classmethod
     def of(cls, name: str, values: np.ndarray) -> Column:
-        if values.dtype == object:
-            present = [value for value in values if value is not None]
-            kinds, counts = np.unique(np.array(present, dtype=str), return_counts=True)
-            most = np.sort(np.argsort(-counts, kind="stable")[:MOST_CATEGORIES])
-            some = len(present) < len(values)
-            return cls(name, tuple(map(str, kinds[most])), missing=some, shortened=len(kinds) > len(most))
-        date = values.dtype.kind == "M"
-        values = _days(values) if date else values
-        gone = ~np.isfinite(values)
-        fill = 0.0 if gone.all() else float(np.median(values[~gone]))
-        filled = np.where(gone, fill, values)
-        some = bool(gone.any() and not gone.all())  # what is always missing is a constant
-        return cls(name, None, fill, float(filled.mean()), float(filled.std()), some, date=date)
+        return cls.summed(name, Summary.of(values))
+
+    @classmethod
+    def summed(cls, name: str, rows: Summary) -> Column:
+        """Of the training rows' sums."""
+        some = rows.missing > 0
+        if rows.kind == TEXT:
+            most = sorted(rows.categories, key=lambda each: (-rows.categories[each], each))[:MOST_CATEGORIES]
+            more = rows.untold > 0 or len(rows.categories) > len(most)
+            return cls(name, tuple(sorted(most)), missing=some, shortened=more)
+        scale = math.sqrt(rows.squares / max(rows.told + rows.missing, 1))
+        if not math.isfinite(rows.mean) or not math.isfinite(scale):
+            raise SettingError(f"column {name!r}: its numbers are too large to be standardised; divide them or drop it")
+        # what is always missing is a constant
+        return cls(name, None, rows.mean, scale, some and rows.present > 0, date=rows.kind == DATE)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -94,14 +96,14 @@ class Column:
         if self.categories is None:
             return ((self.name,) if self.scale > 1e-9 * (1 + abs(self.mean)) else ()) + gone
         named = tuple(f"{self.name} = {category}" for category in self.categories)
-        return named + gone if len(named) + len(gone) > 1 else ()
+        return named + gone if len(named) + len(gone) + self.shortened > 1 else ()
 
     def encode(self, values: np.ndarray) -> np.ndarray:
         """[rows, features]; a category that training did not have is none of them."""
         if self.categories is None:
             values = self._numbers(values)
             gone = ~np.isfinite(values)
-            number = (np.where(gone, self.fill, values) - self.mean) / (self.scale or 1.0)
+            number = np.where(gone, 0.0, values - self.mean) / (self.scale or 1.0)
             parts = {self.name: number, f"{self.name} is missing": gone}
         else:
             texts = as_text(values)
@@ -113,7 +115,7 @@ class Column:
     def _numbers(self, values: np.ndarray) -> np.ndarray:
         """The values as numbers, which they must be as in training."""
         if values.dtype.kind == ("M" if self.date else "f"):
-            return _days(values) if self.date else values
+            return days(values) if self.date else values
         texts = as_text(values)
         found = numbers_of(texts) if values.dtype == object and not self.date else None
         if found is not None:
@@ -142,7 +144,12 @@ class Encoder:
 
     @classmethod
     def of(cls, table: Table, names: Iterable[str]) -> Encoder:
-        encoder = cls(tuple(Column.of(name, table[name]) for name in names))
+        return cls.summed({name: Summary.of(table[name]) for name in names})
+
+    @classmethod
+    def summed(cls, columns: Mapping[str, Summary]) -> Encoder:
+        """Of the training rows' sums."""
+        encoder = cls(tuple(Column.summed(name, rows) for name, rows in columns.items()))
         if not encoder.features:
             raise SettingError("no column is left to predict from: each is constant, dropped or has another use")
         return encoder
@@ -188,8 +195,3 @@ class Encoder:
             return Column(**fields | {"categories": None if categories is None else tuple(categories)})
 
         return cls(tuple(map(one, columns)))
-
-
-def _days(times: np.ndarray) -> np.ndarray:
-    """Days since 1970-01-01, with fractions, NaN where missing."""
-    return np.where(np.isnat(times), np.nan, (times - np.datetime64(0, "us")) / _DAY)

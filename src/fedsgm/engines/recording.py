@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,9 @@ import numpy as np
 from fedsgm import theory
 from fedsgm.base.describe import describe
 from fedsgm.base.errors import SettingError
-from fedsgm.base.structs import replaced, struct
+from fedsgm.base.layout import Layout
+from fedsgm.base.sizes import over
+from fedsgm.base.structs import as_float32, replaced, struct
 from fedsgm.core import wire
 from fedsgm.core.algorithm import Flat
 from fedsgm.core.problem import Problem
@@ -195,9 +197,18 @@ def values_at(task: Flat, vectors: jax.Array, data: Any) -> dict[str, jax.Array]
     """The true values over the clients of ``data``, of [kind, seed] parameter vectors."""
 
     def one(w: jax.Array) -> Any:
-        return task.task.summarise(jax.vmap(functools.partial(task.evaluate, w))(data))[0]
+        return task.task.summarise(over(functools.partial(task.evaluate, w), data))[0]
 
     return jax.vmap(jax.vmap(one))(vectors)
+
+
+def values_of(problem: Task, clients: Any, candidates: Sequence[Any]) -> list[dict[str, float]]:
+    """The true values, by name, of some parameters of one form, over all clients."""
+    layout = Layout.of(candidates[0])
+    vectors = np.stack([layout.flatten(jax.tree.map(np.asarray, params)) for params in candidates])
+    data = problem.prepare(clients, candidates[0])
+    found = values_at(as_float32(Flat(problem, layout)), vectors[:, None], data)
+    return [{name: float(values[i, 0]) for name, values in found.items()} for i in range(len(candidates))]
 
 
 def finished(

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedsgm.base import sizes
 from fedsgm.base.cache import use_compilation_cache
 from fedsgm.base.errors import ClientError, SettingError
 from fedsgm.base.layout import Layout, is_function, start_of
@@ -78,17 +79,12 @@ def simulate(
     use_compilation_cache()
     starts = _starts(params, seed_list)
     params, layout = starts[0], Layout.of(starts[0])
-    data = problem.prepare(clients, params)
+    data = sizes.ready(problem.prepare(clients, params), algorithm.cohort(len(clients)), algorithm.draws)
     like = clients[0] if isinstance(clients, Clients) else None
     held_out = None if test is None else recording.held_out(problem, test, params, like)
     w = np.stack([layout.flatten(jax.tree.map(np.asarray, start)) for start in starts])
     settings = recording.settings_of(
-        algorithm,
-        problem,
-        clients=len(clients),
-        parameters=layout.size,
-        seeds=seed_list,
-        evaluate_every=evaluate_every,
+        algorithm, problem, clients=len(clients), parameters=layout.size, seeds=seed_list, evaluate_every=evaluate_every
     )
     traced, task = as_float32((algorithm, Flat(problem, layout)))
     program = Compiled(traced, task, rounds, len(clients), evaluate_every, debug)
@@ -146,7 +142,9 @@ class Compiled:
 
     def each(self, fn: Callable[..., Any], who: jax.Array, round: jax.Array, *stacked: Any) -> Any:
         """``fn`` of every client's slice, its answers stacked."""
-        return _one_by_one(fn, who, round, *stacked) if self.debug else jax.vmap(fn)(*stacked)
+        if self.debug:
+            return sizes.over(fn, *stacked, who, each=lambda fn: functools.partial(_one_by_one, round, fn))
+        return sizes.over(fn, *stacked)
 
 
 class Run:
@@ -195,11 +193,12 @@ class Run:
         return self.state.found.ends(self.state.server.replica, self.done)
 
 
-def _one_by_one(fn: Callable[..., Any], who: jax.Array, round: jax.Array, *stacked: Any) -> Any:
+def _one_by_one(round: jax.Array, fn: Callable[..., Any], *stacked: Any) -> Any:
+    *theirs, who = stacked
     answers = []
     for i, client in enumerate(np.asarray(who)):
         try:
-            answer = fn(*jax.tree.map(lambda a, i=i: a[i], stacked))
+            answer = fn(*jax.tree.map(lambda a, i=i: a[i], theirs))
         except Exception as error:
             what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             raise ClientError(f"client {client}, round {round}: {what}") from error
@@ -257,7 +256,7 @@ def _round(program: Compiled, data: Any, state: State, draw: Draw, t: jax.Array)
     algorithm, task, each = program.algorithm.at(t), program.task.at(t), program.each
     server, w, who = state.server, state.server.replica, draw.who
     everyone = len(who) == program.n
-    take = (lambda tree: tree) if everyone else functools.partial(jax.tree.map, lambda a: a[who])
+    take = (lambda data: data) if everyone else functools.partial(sizes.take, who=who)
     theirs, memory = take(data), take(state.memory)
 
     def measure(data: Any, key: jax.Array) -> Any:
@@ -272,6 +271,7 @@ def _round(program: Compiled, data: Any, state: State, draw: Draw, t: jax.Array)
     def local_update(data: Any, kept: Any, memory: Any, key: jax.Array) -> Any:
         return algorithm.local_update(task, w, direction, data, kept, memory, key)
 
+    theirs = sizes.to_draw_from(data, who, theirs) if algorithm.draws else theirs
     messages, memory = each(local_update, who, t, theirs, kept, memory, draw.clients)
     server, broadcast = algorithm.aggregate(task, server, messages, draw.server)
     first = jnp.where(t == 0, program.n, len(who)) if algorithm.asks_first else len(draw.asked)
@@ -316,8 +316,8 @@ def _true_values(
 def _start(program: Compiled, w: np.ndarray, data: Any, seeds: np.ndarray) -> State:
     """Every seed's state before the first round."""
     algorithm, n = program.algorithm, program.n
-    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), data)
-    statistics, _ = jax.eval_shape(functools.partial(algorithm.measure, program.task), w[0], one, jax.random.key(0))
+    measure = functools.partial(algorithm.measure, program.task)
+    statistics, _ = jax.eval_shape(measure, w[0], sizes.one_of(data), jax.random.key(0))
     memory = jax.tree.map(lambda a: np.broadcast_to(a, (n, *np.shape(a))), algorithm.init_memory(w.shape[1]))
     states = [
         as_float32(State(algorithm.init(program.task, start, n, statistics), memory, Found.start(start))) for start in w

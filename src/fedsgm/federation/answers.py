@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -46,11 +46,50 @@ class Report:
         return cls(tree[0] if kind & Kind.MEASURE else None, tree[1] if kind & Kind.EVALUATE else None, inspected)
 
 
+def read_held_out(content: bytes, models: int) -> tuple[Any, ...] | None:
+    """Statistics of all quantities at each model asked, of what a client holds out; None if it holds nothing out."""
+    tree = unpack(content)
+    if tree is not None and not (isinstance(tree, tuple) and len(tree) == models):
+        raise FrameError(WRONG_SHAPE)
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)):
+        raise FrameError(NOT_FINITE)
+    return tree
+
+
 def _are_numbers(inspected: Any, columns: Sequence[str]) -> bool:
     """Whether these are the columns, a number each."""
     if not isinstance(inspected, dict) or inspected.keys() != set(columns):
         return False
     return all(isinstance(value, np.ndarray) and value.shape == () for value in inspected.values())
+
+
+class Beside:
+    """What rides on the exchanges of a round: true values that are not known yet, and looks back at the last step."""
+
+    def __init__(self, evaluate: Iterable[int], inspect: Iterable[int]) -> None:
+        self.missing = {Kind.EVALUATE: set(evaluate), Kind.INSPECT: set(inspect)}
+        self.evaluations: dict[int, Any] = {}
+        self.inspected: dict[int, Any] = {}
+
+    def kinds(self, measure: Iterable[int]) -> dict[int, Kind]:
+        """What to ask of whom, besides the measurements of these clients."""
+        asked = dict.fromkeys(measure, Kind.MEASURE)
+        for kind, clients in self.missing.items():
+            asked |= {client: asked.get(client, Kind(0)) | kind for client in sorted(clients)}
+        return asked
+
+    def take(self, reports: Mapping[int, Report]) -> None:
+        """Keep what came back; nobody is asked for it again."""
+        evaluate, inspect = self.missing[Kind.EVALUATE], self.missing[Kind.INSPECT]
+        self.evaluations |= {client: reports[client].evaluations for client in evaluate & reports.keys()}
+        self.inspected |= {client: reports[client].inspected for client in inspect & reports.keys()}
+        evaluate -= reports.keys()
+        inspect -= reports.keys()
+
+    def mean(self) -> dict[str, np.float32]:
+        """Over those who saw the last step."""
+        seen = [self.inspected[client] for client in sorted(self.inspected) if self.inspected[client] is not None]
+        return {name: np.float32(np.mean([one[name] for one in seen])) for name in seen[0]} if seen else {}
 
 
 @dataclasses.dataclass(frozen=True)

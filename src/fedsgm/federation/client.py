@@ -119,18 +119,28 @@ class _BehindError(Exception):
     """The client does not hold the model that the request builds on."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A client's examples in two parts: to train on, and to judge by; it may have none of these."""
+
+    train: Any
+    test: Any = None
+
+
 class Client:
     """One client of a federated run: ``answer`` gives the reply to a request, whatever bytes come.
 
     Args:
         program: the same as the server's.
-        data: this client's own: for a :class:`Problem` its examples, a pytree of arrays.
+        data: this client's own: for a :class:`Problem` its examples, a pytree of arrays, or :class:`Parts` of them.
         state_dir: the client's folder; what is there survives a restart of the process.
     """
 
     def __init__(self, program: Program, data: Any, state_dir: str | Path) -> None:
         self.program = program
-        self.data = program.prepare(data)
+        parts = data if isinstance(data, Parts) else Parts(data)
+        self.data = program.prepare(parts.train)
+        self.test = None if parts.test is None else program.pooled.prepare(parts.test)
         self.store = Store(Path(state_dir), program.algorithm.init_memory(program.size))
         self.state = self.store.read()
         self._measured: tuple[int, int] | None = None  # run and version
@@ -209,6 +219,10 @@ class Client:
     def _work(self, asked: Request, state: State) -> bytes:
         if asked.kind == Kind.UPDATE:
             return self._update(asked, state)
+        models = np.frombuffer(asked.payload, np.float32).reshape(-1, self.program.size)
+        if asked.kind == Kind.TEST:
+            pooled = self.program.pooled
+            return pack(None if self.test is None else tuple(pooled.evaluate(w, self.test) for w in models))
         statistics = evaluations = inspected = None
         if asked.kind & Kind.INSPECT and self._before is not None:
             before, kept = self._before
@@ -218,8 +232,7 @@ class Client:
         if asked.kind & Kind.MEASURE:
             statistics = self._measure(state)
         if asked.kind & Kind.EVALUATE:
-            more = np.frombuffer(asked.payload, np.float32).reshape(-1, self.program.size)
-            evaluations = tuple(self.program.evaluate(w, self.data) for w in (state.replica, *more))
+            evaluations = tuple(self.program.evaluate(w, self.data) for w in (state.replica, *models))
         return pack((statistics, evaluations, inspected))
 
     def _measure(self, state: State) -> Any:

@@ -19,7 +19,8 @@ from fedsgm.core.task import Task
 class Experiment:
     """The arguments of :func:`fedsgm.federation.federate`, save for what the engine knows itself.
 
-    ``test`` may be a function that gives the test data: clients, who have no use for it, then never read it.
+    ``test`` may be a function that gives the test data: clients, who have no use for it, then never read it. Or it is
+    ``"clients"``: each holds examples out itself, where its data function gives :class:`fedsgm.federation.Parts`.
     """
 
     algorithm: FedSGM

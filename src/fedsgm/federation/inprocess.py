@@ -148,6 +148,8 @@ class InProcess:
     def _deliver(self, name: str, request: bytes, fault: Fault | None = None) -> bytes | Failure:
         """The client's answer, unless it is killed over it."""
         client = self.processes[name]
+        if not isinstance(client, Client):  # one that is yet to be agreed with has no faults of its own
+            return client.answer(request)
         before = client.program, client.store
         if fault == Fault.RAISE:
             client.program = _Raising(**{f.name: getattr(client.program, f.name) for f in dataclasses.fields(Program)})

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedsgm.base.cache import use_compilation_cache
 from fedsgm.base.describe import describe
-from fedsgm.base.errors import WireError
+from fedsgm.base.errors import SettingError, WireError
 from fedsgm.base.layout import Layout, start_of
 from fedsgm.base.structs import as_float32, struct
 from fedsgm.core import feedback, wire
@@ -73,6 +73,13 @@ class Program:
         params = start_of(params, seed)
         traced, task = as_float32((algorithm, Flat(problem, Layout.of(params))))
         return cls(traced, task, params)
+
+    @functools.cached_property
+    def pooled(self) -> Program:
+        """The same for values over everybody's examples together, as those of held-out ones are."""
+        if not hasattr(self.task.task, "pooled"):
+            raise SettingError("test='clients': this task has no examples of its own to hold out, so leave test out")
+        return dataclasses.replace(self, task=Flat(self.task.task.pooled, self.task.layout))
 
     @property
     def size(self) -> int:

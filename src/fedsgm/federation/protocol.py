@@ -43,7 +43,8 @@ def one_line(text: str) -> str:
 
 def told(error: Exception) -> bytes:
     """What a client says of an error: its kind and its first line, and of that not all if it is long."""
-    first = str(error).partition("\n")[0]
+    told = (isinstance(error, OSError) and error.strerror) or str(error)  # not the name of the file
+    first = told.partition("\n")[0]
     text = first if isinstance(error, FrameError) else f"{type(error).__name__}: {first}"
     return text.encode(errors="replace")[:LONGEST]
 
@@ -58,9 +59,10 @@ class Kind(enum.IntFlag):
     ANSWER = 16
     BEHIND = 32  # the client does not hold the version that the request builds on
     ERROR = 64
+    TEST = 128  # statistics of all quantities, of the examples that a client holds out
 
 
-_KINDS = {*range(1, 8), Kind.UPDATE, Kind.ANSWER, Kind.BEHIND, Kind.ERROR}
+_KINDS = {*range(1, 8), Kind.UPDATE, Kind.ANSWER, Kind.BEHIND, Kind.ERROR, Kind.TEST}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +148,13 @@ def seal(frame: bytes) -> bytes:
     return frame + _CHECKSUM.pack(zlib.crc32(frame))
 
 
+def unseal(data: bytes) -> bytes:
+    """A frame without its checksum, which must match."""
+    if zlib.crc32(data[: -_CHECKSUM.size]) != checksum_of(data):
+        raise FrameError("the frame is damaged: its checksum does not match")
+    return data[: -_CHECKSUM.size]
+
+
 def checksum_of(frame: bytes) -> int:
     """The checksum that a whole frame ends in: its name, for the reply."""
     return int(_CHECKSUM.unpack(frame[-_CHECKSUM.size :])[0]) if len(frame) >= _CHECKSUM.size else 0
@@ -160,14 +169,13 @@ def _open(data: bytes, header: struct.Struct) -> tuple[tuple[Any, ...], bytes]:
     """The header's fields after magic and version, and what follows it."""
     if len(data) < header.size + _CHECKSUM.size or data[:2] != _MAGIC:
         raise FrameError("the bytes are no frame of fedsgm")
-    if zlib.crc32(data[: -_CHECKSUM.size]) != checksum_of(data):
-        raise FrameError("the frame is damaged: its checksum does not match")
+    frame = unseal(data)
     _, version, kind, *fields = header.unpack_from(data)
     if version != VERSION:
         raise FrameError(f"the frame has format {version}, this fedsgm speaks format {VERSION}; use the same fedsgm")
     if kind not in _KINDS:
         raise FrameError(f"the frame is of an unknown kind, {kind}")
-    return (Kind(kind), *fields), data[header.size : -_CHECKSUM.size]
+    return (Kind(kind), *fields), frame[header.size :]
 
 
 def pack(tree: Any) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -163,11 +164,15 @@ def _watch(parent: int) -> None:
 def _client(setup: Setup) -> Any:
     from fedsgm.federation.client import Client
     from fedsgm.federation.experiment import find
+    from fedsgm.federation.preparation import Newcomer, Preparation
     from fedsgm.federation.program import Program
 
     sys.path.extend(setup.path)
     experiment = find(setup.experiment, setup.path)(**setup.settings)
-    data = find(setup.data, setup.path)(setup.name, **setup.settings)
+    give = functools.partial(find(setup.data, setup.path), setup.name, **setup.settings)
+    if isinstance(experiment, Preparation):
+        return Newcomer(experiment, give, Path(setup.state_dir))
+    data = give()
     program = Program.of(experiment.algorithm, experiment.problem, experiment.params)
     return Client(program, data, Path(setup.state_dir))
 

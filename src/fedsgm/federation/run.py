@@ -20,7 +20,17 @@ from fedsgm.engines import checkpoint as checkpoints
 from fedsgm.engines import recording
 from fedsgm.engines.checkpoint import Checkpoint, Journal, Saved
 from fedsgm.engines.recording import Ends, Found, Kept
-from fedsgm.federation.answers import NOT_FINITE, WRONG_SHAPE, Forms, Reasons, Report, Update, absurd
+from fedsgm.federation.answers import (
+    NOT_FINITE,
+    WRONG_SHAPE,
+    Beside,
+    Forms,
+    Reasons,
+    Report,
+    Update,
+    absurd,
+    read_held_out,
+)
 from fedsgm.federation.panel import Account, Followed, Panel
 from fedsgm.federation.program import At, Program
 from fedsgm.federation.protocol import Kind, Transport, pack, unpack
@@ -28,35 +38,6 @@ from fedsgm.federation.protocol import Kind, Transport, pack, unpack
 TRIES = 5  # of a round, until enough have answered
 
 log = logging.getLogger(__name__)
-
-
-class _Beside:
-    """What rides on the exchanges of a round: true values that are not known yet, and looks back at the last step."""
-
-    def __init__(self, evaluate: Iterable[int], inspect: Iterable[int]) -> None:
-        self.missing = {Kind.EVALUATE: set(evaluate), Kind.INSPECT: set(inspect)}
-        self.evaluations: dict[int, Any] = {}
-        self.inspected: dict[int, Any] = {}
-
-    def kinds(self, measure: Iterable[int]) -> dict[int, Kind]:
-        """What to ask of whom, besides the measurements of these clients."""
-        asked = dict.fromkeys(measure, Kind.MEASURE)
-        for kind, clients in self.missing.items():
-            asked |= {client: asked.get(client, Kind(0)) | kind for client in sorted(clients)}
-        return asked
-
-    def take(self, reports: Mapping[int, Report]) -> None:
-        """Keep what came back; nobody is asked for it again."""
-        evaluate, inspect = self.missing[Kind.EVALUATE], self.missing[Kind.INSPECT]
-        self.evaluations |= {client: reports[client].evaluations for client in evaluate & reports.keys()}
-        self.inspected |= {client: reports[client].inspected for client in inspect & reports.keys()}
-        evaluate -= reports.keys()
-        inspect -= reports.keys()
-
-    def mean(self) -> dict[str, np.float32]:
-        """Over those who saw the last step."""
-        seen = [self.inspected[client] for client in sorted(self.inspected) if self.inspected[client] is not None]
-        return {name: np.float32(np.mean([one[name] for one in seen])) for name in seen[0]} if seen else {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +97,7 @@ class Run:
         """One round: measure, decide, update, aggregate. Once it is saved it counts, and clients hear of its model."""
         t, at = self.round, At.of(self.seed, self.round)
         self.panel.up = self.panel.down = 0
-        beside = _Beside(self._everybody if self._evaluates(t) else (), self._witnesses())
+        beside = Beside(self._everybody if self._evaluates(t) else (), self._witnesses())
         for again in range(TRIES):
             tried = self._try(at, again, beside)
             if len(tried.updates) >= self.min_participants:
@@ -147,7 +128,7 @@ class Run:
         self._record(t, {"answered": np.int32(len(tried.updates))} | counted | frames)
         self.save()
 
-    def _try(self, at: At, again: int, beside: _Beside) -> _Tried:
+    def _try(self, at: At, again: int, beside: Beside) -> _Tried:
         """Ask the participants to measure, decide, and ask those who did for their updates."""
         everybody = len(self.accounts)
         who = self.program.sample(at, everybody, again)
@@ -171,7 +152,7 @@ class Run:
         self.panel.up = self.panel.down = 0
         kept = (self.found.averages, self.found.best.w, self.found.least.w)
         models = [self.model.replica, *(w for w in kept if np.isfinite(w).all())]
-        beside = _Beside(self._everybody, self._witnesses())
+        beside = Beside(self._everybody, self._witnesses())
         reasons: Reasons = {}
         for _ in range(TRIES):
             missing = sorted(beside.missing[Kind.EVALUATE])
@@ -190,14 +171,52 @@ class Run:
             model.tobytes(): self.program.summarise([each[i] for each in evaluations.values()])
             for i, model in enumerate(models)
         }
-        last = self.rounds - 1
-        self._record_beside(last, beside)
-        for name, more in (("frames_up", self.panel.up), ("frames_down", self.panel.down)):
-            self._record(last, {name: self.history.columns[name][last] + more})
+        self._record_beside(self.rounds - 1, beside)
+        self._count_frames()
         ends = self.found.ends(self.model.replica, self.rounds, self._answer(found, len(evaluations)))
+        return ends, self._values(found, ends)
+
+    def held_out(self, ends: Ends, program: Program) -> dict[str, np.ndarray] | None:
+        """Their values over all examples that the clients hold out, of those that answer; None where nobody does."""
+        self.panel.up = self.panel.down = 0
+        models = list(dict.fromkeys(w.tobytes() for w in ends.vectors if np.isfinite(w).all()))
+        answers: dict[int, Any] = {}
+        reasons: Reasons = {}
+        for _ in range(TRIES):
+            missing = {client: Kind.TEST for client in self._everybody if client not in answers}
+            if not missing:
+                break
+            reports, why = self.panel.ask(
+                *(self.model, missing, b"".join(models), lambda _, content: read_held_out(content, len(models))),
+                odd=lambda _: {},
+                enough=lambda answered: len(answered) > 0,
+            )
+            answers |= reports
+            reasons |= why
+        self._count_frames()
+        if len(answers) < self.min_participants:
+            raise self._too_few(list(self._everybody), reasons)
+        evaluations = Forms(program).alike({client: each for client, each in answers.items() if each is not None})
+        for client in self._everybody:
+            if client not in evaluations and answers.get(client, ()) is not None:
+                reason = reasons.get(client, WRONG_SHAPE)
+                log.warning("what %s holds out is not measured: %s", self.accounts[client].name, reason)
+        if not evaluations:
+            return None
+        found = {model: program.summarise([e[i] for e in evaluations.values()]) for i, model in enumerate(models)}
+        return self._values(found, ends)
+
+    def _values(self, found: Mapping[bytes, Any], ends: Ends) -> dict[str, np.ndarray]:
+        """[kind, seed] of what was found; not a number where there is nothing to measure."""
         nothing = dict.fromkeys(("objective", *self.program.task.task.bounds), np.float32(np.nan))
         rows = [found.get(w.tobytes(), (nothing,))[0] for w in ends.vectors]
-        return ends, {name: np.array([[row[name]] for row in rows], np.float32) for name in nothing}
+        return {name: np.array([[row[name]] for row in rows], np.float32) for name in nothing}
+
+    def _count_frames(self) -> None:
+        """Add what was sent after the last round to its row."""
+        last = self.rounds - 1
+        for name, more in (("frames_up", self.panel.up), ("frames_down", self.panel.down)):
+            self._record(last, {name: self.history.columns[name][last] + more})
 
     def _answer(self, measured: Mapping[bytes, tuple[Mapping[str, Any], Any]], clients: int) -> Kept:
         """The best iterate; where it is known of fewer clients than the least violated, as both are measured now."""
@@ -265,7 +284,7 @@ class Run:
             account.leave_out(reasons[client])
             log.warning("round %d: %s is left out: %s", self.round, account.name, reasons[client])
 
-    def _record_beside(self, row: int, beside: _Beside) -> None:
+    def _record_beside(self, row: int, beside: Beside) -> None:
         """The true values of the present model, which ``row`` produced, and what its participants saw of that step."""
         self._record(row, beside.mean())
         evaluations = self._forms.alike(beside.evaluations)

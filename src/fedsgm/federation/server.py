@@ -52,7 +52,8 @@ def federate(
 
     Args:
         params, rounds, seed, evaluate_every: as for :func:`simulate`.
-        test: held-out examples on the server, measured at the end.
+        test: held-out examples on the server, measured at the end; or ``"clients"``, the examples that the clients
+            hold out themselves (:class:`fedsgm.federation.Parts`), measured there.
         min_participants: a round that fewer answer is repeated, a few times; then the run stops.
         timeout: seconds that a client has for an answer.
         checkpoint: a folder, or a :class:`Checkpoint`; the run saves itself there after every round, so that it can be
@@ -62,7 +63,8 @@ def federate(
     names = list(transport.clients())
     _check(rounds, seed, evaluate_every, timeout, min_participants, algorithm.cohort(len(names)))
     program = Program.of(algorithm, problem, params, seed)
-    held_out = None if test is None else recording.held_out(problem, test, program.params)
+    pooled = program.pooled if isinstance(test, str) and test == "clients" else None
+    held_out = None if test is None or pooled else recording.held_out(problem, test, program.params)
     settings = recording.settings_of(
         algorithm,
         problem,
@@ -88,8 +90,9 @@ def federate(
             run.step()
             bar.update(run.round, **recording.shown(_with_seed(run.history.columns), problem))
         ends, train = run.finish()
+        own = run.held_out(ends, pooled) if pooled else None
     ends = Ends(ends.vectors[:, None], ends.rounds[:, None])
-    values = {"train": train}
+    values = {"train": train} | ({} if own is None else {"test": own})
     if held_out is not None:
         values["test"] = recording.values_at(program.task, ends.vectors, held_out)
     accounts = [account.row() for account in run.accounts]

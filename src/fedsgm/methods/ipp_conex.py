@@ -99,6 +99,10 @@ class IPPConEx:
     def asks_first(self) -> bool:
         return False
 
+    @property
+    def draws(self) -> bool:
+        return False
+
     def remember(self, server: Told, statistics: Any, who: jax.Array, clients: int) -> Told:
         return server
 

@@ -41,6 +41,9 @@ class Pulled(Watched):
         statistics, kept = super().measure(params, data, key, batch_size=batch_size)
         return statistics, (kept, params)
 
+    def share(self, direction: Direction, kept: Any) -> Any:
+        return super().share(direction, kept[0])
+
     def direction(
         self, params: Any, direction: Direction, data: Any, kept: Any, key: Any, *, batch_size: int | None = None
     ) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from fedsgm.base.files import write_atomically
 from fedsgm.results.method import Method
 from fedsgm.results.plots import bounds, check_format
 from fedsgm.results.result import Result, excess
-from fedsgm.results.verdict import aligned, number
+from fedsgm.results.verdict import aligned, bound_in_words, number
 
 NOTE = "The numbers are those of the answers (result.answer), but for the last column."
 
@@ -31,6 +32,8 @@ class Row:
     excess: Sequence[float]  # how far past a bound at most
     feasible_rounds: Sequence[float]  # the share of the last 100 rounds within every bound
     ranges: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # of what is no upper bound
+    more: dict[str, str] = dataclasses.field(default_factory=dict)  # other columns, by their heads
+    problem: str = ""  # which it is of: objectives of different problems are not compared
 
     @classmethod
     def of(cls, label: str, result: Result, kind: str = "answer") -> Row:
@@ -77,6 +80,17 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=key)
 
 
+def of_finished(label: str, result: Result) -> Row:
+    """The row of a run by itself: with its bounds, how often a fit is right, and what problem it is of."""
+    more = {f"bound on {name}": bound_in_words(allowed) for name, allowed in result.ranges.items()}
+    compared = result.settings.get("model", {}).get("compared")
+    for part, told in (("train", "training"), ("test", "held out")) if compared else ():
+        if part in compared["model"]["good"]:
+            more[f"{compared['measure']}, {told}"] = number(compared["model"]["good"][part])
+    problem = json.dumps([result.settings["problem"], result.ranges], sort_keys=True, default=str)
+    return dataclasses.replace(Row.of(label, result), more=more, problem=problem)
+
+
 def _names(rows: Sequence[Row]) -> list[str]:
     """Every row's constraints."""
     return list(dict.fromkeys(name for row in rows for name in row.constraints))
@@ -85,8 +99,9 @@ def _names(rows: Sequence[Row]) -> list[str]:
 def table(rows: Sequence[Row]) -> str:
     """One line a row: the mean objective, the worst seed of each constraint, and how often it is feasible."""
     names = _names(rows)
-    head = ["", "objective", *(f"{name} (worst)" for name in names), "over by", "seeds feasible", "last 100 rounds"]
-    lines = [head]
+    more = list(dict.fromkeys(head for row in rows for head in row.more))
+    last = ["over by", "seeds feasible", "last 100 rounds"]
+    lines = [["", "objective", *(f"{name} (worst)" for name in names), *more, *last]]
     for row in rows:
         within = int((np.asarray(row.excess) <= 0).sum())
         lines.append(
@@ -94,6 +109,7 @@ def table(rows: Sequence[Row]) -> str:
                 row.label,
                 number(row.mean),
                 *(number(row.worst_of(name)) if name in row.constraints else "" for name in names),
+                *(row.more.get(head, "") for head in more),
                 "within" if row.worst <= 0 else number(row.worst),
                 f"{within} of {len(row.excess)}",
                 f"{np.mean(row.feasible_rounds):.0%}",
@@ -104,11 +120,17 @@ def table(rows: Sequence[Row]) -> str:
 
 def best(rows: Sequence[Row]) -> str:
     """The feasible row with the lowest objective, in a sentence."""
+    if not _comparable(rows):
+        return "Not ranked: the runs are of different problems or bounds, whose objectives say nothing of each other."
     first = ranked(rows)[0]
     if not first.feasible:
         return "Best feasible: none; no answer is within every bound for every seed."
     seeds = "one seed" if len(first.seeds) == 1 else f"mean of {len(first.seeds)} seeds"
     return f"Best feasible: {first.label}, objective {number(first.mean)} ({seeds})."
+
+
+def _comparable(rows: Sequence[Row]) -> bool:
+    return len({row.problem for row in rows}) == 1
 
 
 def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
@@ -152,7 +174,7 @@ def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
         label = None if kind in kinds[:i] else kind
         scatter.scatter(row.excess, row.objective, color=colours[kind], s=22, alpha=0.7, label=label)
     winner = ranked(rows)[0]
-    if winner.feasible:
+    if winner.feasible and _comparable(rows):
         ring = {"facecolors": "none", "edgecolors": "black", "linewidths": 1.2}
         scatter.scatter(winner.excess, winner.objective, s=110, label="best feasible", **ring)
     scatter.axvline(0, color="red", linestyle=":", linewidth=1.6)

@@ -52,7 +52,7 @@ class Method:
     @property
     def switches(self) -> bool:
         """Whether its weights are shares, ``1 - s`` and ``s``, so that they tell of the multiplier."""
-        return self.rule in ("Hard", "Soft")
+        return self.rule in ("Hard", "Soft", "Adaptive")
 
     @property
     def samples(self) -> bool:

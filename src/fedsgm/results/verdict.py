@@ -259,6 +259,7 @@ def _certified(result: Result) -> list[str]:
 _TIPS = {
     "Hard": "the soft rule keeps a margin of 1/beta below the bound",
     "Soft": "a smaller beta keeps a larger margin below the bound",
+    "Adaptive": "a margin keeps it so far below the bound, such as --margin 0.005",
     "Penalty": "a larger rho weighs the constraint more",
     "PrimalDual": "a larger dual step raises the multiplier sooner",
     "Unconstrained": "this rule ignores the constraints, take another",
@@ -270,8 +271,14 @@ def _advice(result: Result) -> list[str]:
     if (result.feasible & result.last_feasible).all() or _diverged(result).any():
         return []
     method = Method.of(result.settings)
+    beta, tight = method.rule_settings.get("beta", np.inf), [h for _, h in result.ranges.values() if np.isfinite(h)]
     tips = [_TIPS.get(method.kind, "another rule, for instance Soft, or more rounds")]
-    if method.switches and result.history["weight"].mean() > 0.99:
+    if method.rule == "Soft" and tight and beta * min(tight) < 1:
+        tips = [
+            f"beta {beta:g} weighs the constraint from 1/beta below the bound, which is more than the bound itself: "
+            "take a larger beta, or the adaptive rule"
+        ]
+    elif method.switches and result.history["weight"].mean() > 0.99:
         tips = ["nearly every round went to the constraint: run more rounds, or check that the bound can be met"]
     elif method.rule != "Unconstrained" and method.samples and not method.asked:
         tips.append("query='all' or 'memory' (--query) decides by all clients, not by a round's few")

@@ -1,1 +1,1 @@
-"""Constrained models of one's own table: fairness, constraints in words, models, fit and predict, an estimator."""
+"""Constrained models of one's own table: fairness, constraints in words, models, fit and predict, estimators."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_count
 from fedsgm.data import Clients
+from fedsgm.data.clients import check_finite, rows_of_each
 from fedsgm.data.table import MOST_CATEGORIES, Encoder, Table, as_text, column, numbered
 from fedsgm.tables.grammar import OF_GROUPS, Wanted
 from fedsgm.tables.groups import crossed
+from fedsgm.tables.holding import check_groups, held_out_of_each
+from fedsgm.tables.targets import Target, find_target
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -20,7 +23,7 @@ class Prepared:
     """Who has which examples, and what was noticed on the way."""
 
     encoder: Encoder
-    classes: tuple[str, str]
+    target: Target
     groups: dict[str, tuple[str, ...]]
     clients: Clients
     test: dict[str, np.ndarray] | None
@@ -36,6 +39,7 @@ def prepare(
     client_by: str | None = None,
     clients: int = 10,
     drop: Sequence[str] = (),
+    task: str | None = None,
     positive: str | None = None,
     weight: str | None = None,
     test_fraction: float = 0.2,
@@ -44,9 +48,46 @@ def prepare(
     """Deal a table out to clients, hold a part of it out, and learn the features from the rest.
 
     A client is a value of the column ``client_by``, or else one of ``clients`` equal random shares. The held-out part
-    has the same mix of classes and groups, and no client's only row. Neither the target nor the columns of the clients
-    and the weights are features.
+    has each client's mix of classes and groups, and no client's only row. Neither the target nor the columns of the
+    clients and the weights are features. ``task`` says what the target is, ``"classes"`` or ``"number"``, where that is
+    not to be found out.
     """
+    check_settings(wanted, test_fraction, seed, weight)
+    notes: list[str] = []
+    table = counted(table, target, weight, notes)
+    values = table[target]
+    aim = find_target(target, values, task, positive)
+    notes += _taken_for(aim, values) if task is None else []
+    given = {} if weight is None else {"weight": table[weight].astype(np.float32)}
+    groups, codes = _groups(table, wanted, notes)
+    for name in drop:
+        column(table, name, "drop")
+    rng = np.random.default_rng(seed)
+    owner = _owners(table, client_by, clients, rng, notes)
+    held = held_out_of_each(strata(table, target if aim.classes else None, wanted), owner, test_fraction, seed=seed)
+    mix = aim.labels(values) if aim.classes else np.zeros(len(owner), np.float32)
+    for one in wanted:
+        if one.column in groups:
+            check_groups(one, groups[one.column], aim.classes, _by_group(codes[one.column], mix, held))
+    aim = aim.standardised(values[~held], given["weight"][~held] if given else None)
+    names = [name for name in table if name not in {target, client_by, weight, *drop}]
+    encoder = Encoder.of({name: table[name][~held] for name in names}, names)
+    infinite = {c.name: np.isinf(table[c.name]) for c in encoder.columns if table[c.name].dtype.kind == "f"}
+    notes += noticed(encoder, {name: rows for name, rows in infinite.items() if rows.any()}, encoder.shortened)
+    examples = {"x": encoder.encode(table), "y": aim.labels(values), **given, **codes}
+    kept = np.flatnonzero(~held)
+    parts = [kept[rows] for rows in rows_of_each(owner[kept])]
+    alone = sum(len(rows) == 1 for rows in parts)
+    if alone:
+        notes.append(f"{alone} of {len(parts)} clients {'has' if alone == 1 else 'have'} one training row only")
+    check_finite(examples, "the table")
+    dealt = Clients.dealt(examples, parts)
+    test = {name: array[held] for name, array in examples.items()} if held.any() else None
+    return Prepared(encoder, aim, groups, dealt, test, tuple(notes), weight is not None)
+
+
+def check_settings(wanted: Sequence[Wanted], test_fraction: float, seed: int, weight: str | None) -> None:
+    """Refuse what no table can be prepared with."""
     if not 0 <= test_fraction < 1:
         raise SettingError(f"the held-out fraction is {test_fraction:g}, but it must be from 0 to below 1")
     check_count("fit", "seed", seed, least=0)
@@ -54,35 +95,19 @@ def prepare(
     for name in names:
         if names.count(name) > 1:
             raise SettingError(f"constraint {name}: it is given twice; keep the one with the bound that is meant")
-    notes: list[str] = []
-    table = _counted(table, target, weight, notes)
-    labels = as_text(table[target])
-    classes = _classes(labels, target, positive)
-    y = (labels == classes[1]).astype(np.float32)
-    given = {} if weight is None else {"weight": table[weight].astype(np.float32)}
-    groups, codes = _groups(table, wanted, ("x", "y", *given), notes)
-    for name in drop:
-        column(table, name, "drop")
-    rng = np.random.default_rng(seed)
-    owner = _owners(table, client_by, clients, rng, notes)
-    held = _held_out(np.stack([y, *codes.values()], axis=1), owner, test_fraction, rng)
-    for one in wanted:
-        if one.column in groups:
-            _check_groups(one, codes[one.column], groups[one.column], y, classes, held)
-    names = [name for name in table if name not in {target, client_by, weight, *drop}]
-    encoder = Encoder.of({name: table[name][~held] for name in names}, names)
-    notes += _noticed(encoder, table)
-    examples = {"x": encoder.encode(table), "y": y, **given, **codes}
-    parts = [np.flatnonzero(~held & (owner == j)) for j in range(owner.max() + 1)]
-    alone = sum(len(rows) == 1 for rows in parts)
-    if alone:
-        notes.append(f"{alone} of {len(parts)} clients {'has' if alone == 1 else 'have'} one training row only")
-    dealt = Clients.from_list([{name: array[rows] for name, array in examples.items()} for rows in parts])
-    test = {name: array[held] for name, array in examples.items()} if held.any() else None
-    return Prepared(encoder, classes, groups, dealt, test, tuple(notes), weight is not None)
+    taken = ["x", "y"] + ([] if weight is None else ["weight"])
+    for name in grouped(wanted):
+        if name in taken:
+            told = " and ".join((", ".join(taken[:-1]), taken[-1]))
+            raise SettingError(f"constraint on the column {name!r}: rename the column, {told} have another meaning")
 
 
-def _counted(table: Table, target: str, weight: str | None, notes: list[str]) -> Table:
+def grouped(wanted: Sequence[Wanted]) -> dict[str, tuple[str, ...]]:
+    """The columns of each grouping that a constraint compares, by its name."""
+    return {one.column: one.columns for one in wanted if one.kind in OF_GROUPS and one.column is not None}
+
+
+def counted(table: Table, target: str, weight: str | None, notes: list[str]) -> Table:
     """The rows that count: those with a value of the target, and a weight above 0."""
     known = np.array([label is not None for label in as_text(column(table, target, "target"))])
     if not known.all():
@@ -108,14 +133,11 @@ def _counted(table: Table, target: str, weight: str | None, notes: list[str]) ->
 
 
 def _groups(
-    table: Table, wanted: Sequence[Wanted], taken: Sequence[str], notes: list[str]
+    table: Table, wanted: Sequence[Wanted], notes: list[str]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, np.ndarray]]:
     """The labels of every column that a constraint compares groups of, and each row's group as a number."""
     groups, codes = {}, {}
-    for name, each in {w.column: w.columns for w in wanted if w.kind in OF_GROUPS and w.column is not None}.items():
-        if name in taken:
-            told = " and ".join((", ".join(taken[:-1]), taken[-1]))
-            raise SettingError(f"constraint on the column {name!r}: rename the column, {told} have another meaning")
+    for name, each in grouped(wanted).items():
         codes[name], groups[name] = crossed(*(as_text(column(table, p, f"constraint on {p!r}")) for p in each))
         if (codes[name] < 0).any():
             notes.append(f"{_rows(codes[name] < 0)} without a value of {name!r}: no group counts them")
@@ -138,84 +160,45 @@ def _owners(
     return owner - min(owner.min(), 0)
 
 
-def _noticed(encoder: Encoder, table: Table) -> list[str]:
+def noticed(encoder: Encoder, infinite: Mapping[str, np.ndarray], shortened: Iterable[str]) -> list[str]:
     """What became of columns, where that may not be what one thinks."""
     notes = [f"{name!r} has dates; each is its number of days since 1970-01-01" for name in encoder.dates]
-    for one in encoder.columns:
-        infinite = np.isinf(table[one.name]) if table[one.name].dtype.kind == "f" else np.zeros(1, bool)
-        if infinite.any():
-            notes.append(f"{_rows(infinite)} with an infinite value of {one.name!r}, which is taken for missing")
-    for name in encoder.shortened:
+    for name, which in infinite.items():
+        notes.append(f"{_rows(which)} with an infinite value of {name!r}, which is taken for missing")
+    for name in shortened:
         notes.append(f"{name!r} has many values; the {MOST_CATEGORIES} most frequent are categories")
     if encoder.constant:
         notes.append(f"constant, so not a feature: {', '.join(map(repr, encoder.constant))}")
     return notes
 
 
-def _order(label: str) -> tuple[float, str]:
-    """Numbers by size, then texts by letters."""
-    try:
-        return float(label), label
-    except ValueError:
-        return np.inf, label
+def _taken_for(target: Target, values: np.ndarray) -> list[str]:
+    """What the target was found to be, where it could be something else than one thinks."""
+    if target.kind == "binary":
+        return []
+    if target.kind == "number":
+        return [f"the target {target.name!r} is taken for a number; add --task classes if it is none"]
+    also = "; add --task number if it is one" if values.dtype.kind == "f" else ""
+    return [f"the target {target.name!r} is taken for one of {len(target.classes)} classes{also}"]
 
 
-def _classes(labels: np.ndarray, target: str, positive: str | None) -> tuple[str, str]:
-    kinds = sorted(set(labels), key=_order)
-    if len(kinds) != 2:
-        told = ", ".join(map(repr, kinds[:5])) + (", ..." if len(kinds) > 5 else "")
-        count = "1 value" if len(kinds) == 1 else f"{len(kinds)} values"
-        raise SettingError(f"target: {target!r} has {count} ({told}), but it must have two classes")
-    if positive is None:
-        return kinds[0], kinds[1]
-    if positive not in kinds:
-        raise SettingError(
-            f"positive: {positive!r} is no value of {target!r}, which has {' and '.join(map(repr, kinds))}"
-        )
-    return (kinds[1 - kinds.index(positive)], positive)
+def strata(table: Table, target: str | None, wanted: Sequence[Wanted]) -> list[np.ndarray]:
+    """The columns of labels whose mix the held-out rows share: the target, if it has classes, and the groups'.
+
+    Of a number without groups, a column that is the same in every row.
+    """
+    names = [*([] if target is None else [target]), *(name for columns in grouped(wanted).values() for name in columns)]
+    return [as_text(table[name]) for name in dict.fromkeys(names)] or [np.full(len(next(iter(table.values()))), None)]
 
 
-def _held_out(strata: np.ndarray, owner: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """The rows to hold out: the fraction of each stratum, at least one where there are two, no client's last."""
-    held = np.zeros(len(owner), bool)
-    if fraction == 0:
-        return held
-    left = np.bincount(owner)
-    order = rng.permutation(len(owner))
-    _, stratum = np.unique(strata[order], axis=0, return_inverse=True)
-    for s in range(stratum.max() + 1):
-        rows = order[stratum.ravel() == s]
-        wanted = min(max(1, round(fraction * len(rows))), len(rows) - 1)
-        for row in rows:
-            if wanted == 0:
-                break
-            if left[owner[row]] > 1:
-                held[row], wanted = True, wanted - 1
-                left[owner[row]] -= 1
-    return held
-
-
-def _check_groups(
-    one: Wanted,
-    codes: np.ndarray,
-    labels: Sequence[str],
-    y: np.ndarray,
-    classes: Sequence[str],
-    held: np.ndarray,
-) -> None:
-    """Each group that a constraint compares has rows to train on and, where some are held out, rows to judge it by."""
-    counted = {"equal_opportunity": (1,), "equalized_odds": (0, 1)}.get(one.kind, (None,))
-    parts = {"to train on": ~held} | ({"to hold out": held} if held.any() else {})
+def _by_group(codes: np.ndarray, y: np.ndarray, held: np.ndarray) -> dict[str, np.ndarray]:
+    """The rows of each part by group and class."""
+    parts = {"train": ~held} | ({"test": held} if held.any() else {})
+    known = codes >= 0
+    counts = {part: np.zeros((codes.max() + 1, int(y.max()) + 1), int) for part in parts}
     for part, rows in parts.items():
-        for code, label in enumerate(labels):
-            for kind in counted:
-                if not (rows & (codes == code) & (True if kind is None else y == kind)).any():
-                    which = "" if kind is None else f" and class {classes[kind]!r}"
-                    also = ", or hold nothing out" if part == "to hold out" else ""
-                    raise SettingError(
-                        f"constraint {one.name}: there is no row of group {label!r}{which} {part}; "
-                        f"put the group together with another or leave its rows out{also}"
-                    )
+        np.add.at(counts[part], (codes[rows & known], y[rows & known].astype(int)), 1)
+    return counts
 
 
 def _rows(which: np.ndarray) -> str:

@@ -8,6 +8,9 @@ Each is a few lines over :class:`Statistic`, to be compared with a bound:
 number, 0 to ``groups - 1``, and ``target`` the column of the label, 0 or 1. Rates are of decisions, ``score >
 threshold``: the run switches on them and reports them, and descends a smooth surrogate. With ``scores=True`` they are
 means of scores, and these are descended, too.
+
+Of K classes the score is the vector of their probabilities and the label 0 to K - 1. The class of the largest
+probability is decided, and what is about the positive class of two is about the worst of the K.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedsgm.base.structs import check_number
 from fedsgm.core.problem import PerExample, Statistic
 from fedsgm.tables import rates
 
@@ -31,9 +35,9 @@ def demographic_parity(
     gradient: str = "linearized",
     name: str | None = None,
 ) -> Statistic:
-    """The largest difference between groups of the rate of positive decisions."""
+    """The largest difference between groups of the rate of positive decisions, or of the decisions for a class."""
     name, among = name or "demographic_parity", rates.everybody(by)
-    return rates.rate_of_groups(name, score, by, groups, among, rates.positive, rates.gap, scores, threshold, gradient)
+    return rates.rate_of_groups(name, score, by, groups, among, rates.decisions, rates.gap, scores, threshold, gradient)
 
 
 def equal_opportunity(
@@ -47,9 +51,11 @@ def equal_opportunity(
     gradient: str = "linearized",
     name: str | None = None,
 ) -> Statistic:
-    """The largest difference between groups of the true positive rate."""
+    """The largest difference between groups of the true positive rate, or of the recall of a class."""
     name, among = name or "equal_opportunity", rates.classes(target, 1)
-    return rates.rate_of_groups(name, score, by, groups, among, rates.positive, rates.gap, scores, threshold, gradient)
+    return rates.rate_of_groups(
+        name, score, by, groups, among, rates.right(target), rates.gap, scores, threshold, gradient
+    )
 
 
 def equalized_odds(
@@ -63,9 +69,12 @@ def equalized_odds(
     gradient: str = "linearized",
     name: str | None = None,
 ) -> Statistic:
-    """The larger of the differences between groups of the true and of the false positive rate."""
+    """The larger of the differences between groups of the true and of the false positive rate.
+
+    Of K classes: the largest over each true class of the differences in the rate at which each class is decided.
+    """
     name, among = name or "equalized_odds", rates.classes(target, 1, 0)
-    return rates.rate_of_groups(name, score, by, groups, among, rates.positive, rates.gap, scores, threshold, gradient)
+    return rates.rate_of_groups(name, score, by, groups, among, rates.decisions, rates.gap, scores, threshold, gradient)
 
 
 def group_error_gap(
@@ -108,14 +117,32 @@ def group_loss_gap(
     loss: PerExample, *, by: str, groups: int, name: str | None = None, gradient: str = "linearized"
 ) -> Statistic:
     """The largest difference between groups of the mean loss."""
-    return rates.loss_of_groups(name or "group_loss_gap", loss, by, groups, rates.gap, gradient)
+    return rates.mean_of_groups(name or "group_loss_gap", loss, by, groups, rates.gap, gradient)
 
 
 def worst_group_loss(
     loss: PerExample, *, by: str, groups: int, name: str | None = None, gradient: str = "linearized"
 ) -> Statistic:
     """The mean loss of the group that has the largest."""
-    return rates.loss_of_groups(name or "worst_group_loss", loss, by, groups, rates.largest, gradient)
+    return rates.mean_of_groups(name or "worst_group_loss", loss, by, groups, rates.largest, gradient)
+
+
+def mean_gap(
+    score: PerExample,
+    *,
+    by: str,
+    groups: int,
+    unit: float = 1.0,
+    name: str | None = None,
+    gradient: str = "linearized",
+) -> Statistic:
+    """The largest difference between groups of the mean prediction of a number.
+
+    Where the model predicts a standardised number, ``unit`` is its standard deviation, and the gap that is reported and
+    bounded is in the number's own units.
+    """
+    check_number("mean_gap", "unit", unit, above=0)
+    return rates.mean_of_groups(name or "mean_gap", score, by, groups, rates.gap, gradient, unit)
 
 
 def class_loss(loss: PerExample, *, label: int, target: str = "y", name: str | None = None) -> Statistic:
@@ -177,7 +204,7 @@ def recall(
 ) -> Statistic:
     """The share of one class that is decided to be of it."""
     name = rates.named("recall", name, label)
-    return rates.rate_of_class(name, score, label, target, rates.right(target), scores, threshold)
+    return rates.rate_of_class(name, score, label, target, rates.decided_for(label), scores, threshold)
 
 
 def true_positive_rate(
@@ -191,7 +218,7 @@ def true_positive_rate(
 ) -> Statistic:
     """The recall of the positive class, or of the ``label`` that counts as positive."""
     name = rates.named("true_positive_rate", name, label)
-    return rates.rate_of_class(name, score, label, target, rates.right(target), scores, threshold)
+    return rates.rate_of_class(name, score, label, target, rates.decided_for(label), scores, threshold)
 
 
 def false_positive_rate(
@@ -203,9 +230,9 @@ def false_positive_rate(
     threshold: float = 0.5,
     name: str | None = None,
 ) -> Statistic:
-    """The share of the other class that is decided to be of the positive one, or of ``label``."""
+    """The share of the other classes that is decided to be of the positive one, or of ``label``."""
     name = rates.named("false_positive_rate", name, label)
-    return rates.rate_of_class(name, score, 1 - label, target, rates.wrong(target), scores, threshold)
+    return rates.rate_of_class(name, score, label, target, rates.decided_for(label), scores, threshold, rest=True)
 
 
 def precision(
@@ -223,8 +250,9 @@ def precision(
 
     def sums(params: Any, example: Any) -> dict[str, jax.Array]:
         member = jnp.float32(example[target] == label)
-        positive = jnp.stack(rates.smooth_and_decided(score(params, example), scores, threshold))
-        so = positive if label == 1 else 1 - positive
+        either = rates.smooth_and_decided(name, score(params, example), scores, threshold)
+        rates.check_class(name, label, either[0])
+        so = jnp.stack([rates.decided_for(label)(example, decided) for decided in either])
         return {"count": member, "so": so, "right": member * so}
 
     def value(total: Any, which: int) -> jax.Array:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,20 +18,33 @@ from fedsgm.base.progress import say
 from fedsgm.core.problem import Mean, Problem
 from fedsgm.data.table import Encoder, Table
 from fedsgm.results.result import Result
-from fedsgm.results.verdict import found
-from fedsgm.tables.dealing import Prepared
+from fedsgm.results.verdict import found, number
+from fedsgm.tables import confidence
 from fedsgm.tables.grammar import Wanted, build
 from fedsgm.tables.models import MLP
+from fedsgm.tables.sanity import Comparison
+from fedsgm.tables.targets import Target
 
-_FILE, _PARAMS, _VERSION = "model.json", "params.safetensors", 2
+if TYPE_CHECKING:
+    from fedsgm.tables.dealing import Prepared
+
+FILE, _PARAMS, _VERSION = "model.json", "params.safetensors", 3
+_SURE = 0.95
+PARTS = {"train": "training", "test": "held-out"}
 
 
-def make_problem(
-    model: MLP, wanted: Sequence[Wanted], prepared: Prepared, target: str, weigh: str = "clients"
-) -> Problem:
-    """Minimise the cross-entropy subject to the constraints that were said."""
-    constraints = [build(one, model, groups=prepared.groups, target=target, classes=prepared.classes) for one in wanted]
-    weight = _weight if prepared.weighted else None
+class Stated(NamedTuple):
+    """What a problem is made of beside the constraints: :class:`Prepared` has it, too."""
+
+    target: Target
+    groups: Mapping[str, Sequence[str]]
+    weighted: bool
+
+
+def make_problem(model: MLP, wanted: Sequence[Wanted], known: Stated | Prepared, weigh: str = "clients") -> Problem:
+    """Minimise the model's loss subject to the constraints that were said."""
+    constraints = [build(one, model, groups=known.groups, target=known.target) for one in wanted]
+    weight = _weight if known.weighted else None
     return Problem(objective=Mean(model.loss), constraints=constraints, weigh=weigh, weight=weight)
 
 
@@ -46,11 +59,10 @@ class TableModel:
     encoder: Encoder
     model: MLP
     params: Any
-    target: str
-    classes: tuple[str, str]
+    target: Target
 
     def scores(self, table: Table) -> np.ndarray:
-        """The predicted probability of the positive class, row by row."""
+        """What the model's score is, row by row; ``target`` knows what is decided of it."""
         return self.scores_of(self.encoder.encode(table))
 
     def scores_of(self, x: np.ndarray) -> np.ndarray:
@@ -60,13 +72,12 @@ class TableModel:
         """Write ``model.json`` beside a saved run, whose answer the model has."""
         document = {
             "version": _VERSION,
-            "target": self.target,
-            "classes": self.classes,
+            "target": self.target.to_json(),
             "hidden": self.model.hidden,
             "columns": self.encoder.to_json(),
             "digest": hashlib.sha256((folder / _PARAMS).read_bytes()).hexdigest(),
         }
-        write_atomically(folder / _FILE, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
+        write_atomically(folder / FILE, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
 
     @classmethod
     def load(cls, folder: str | Path) -> TableModel:
@@ -74,61 +85,136 @@ class TableModel:
         folder = Path(folder)
         result = Result.load(folder)
         try:
-            document = json.loads((folder / _FILE).read_bytes())
+            document = json.loads((folder / FILE).read_bytes())
             if document["version"] != _VERSION:
-                raise SettingError(f"{folder / _FILE} is not of a version that this fedsgm reads ({_VERSION})")
+                raise SettingError(f"{folder / FILE} is not of a version that this fedsgm reads ({_VERSION})")
             if document["digest"] != hashlib.sha256((folder / _PARAMS).read_bytes()).hexdigest():
-                raise SettingError(f"{folder / _FILE} belongs to another run than the one in {folder}; fit again")
-            negative, positive = document["classes"]
-            if not all(isinstance(text, str) for text in (document["target"], negative, positive)):
-                raise TypeError("a name that is no text")
-            return cls(
-                Encoder.from_json(document["columns"]),
-                MLP(tuple(document["hidden"])),
-                result.answer,
-                document["target"],
-                (negative, positive),
-            )
+                raise SettingError(f"{folder / FILE} belongs to another run than the one in {folder}; fit again")
+            target = Target.from_json(document["target"])
+            model = target.model(tuple(document["hidden"]))
+            return cls(Encoder.from_json(document["columns"]), model, result.answer, target)
         except FileNotFoundError:
-            raise SettingError(f"{folder} has no {_FILE}: give a folder that fedsgm fit wrote") from None
+            raise SettingError(f"{folder} has no {FILE}: give a folder that fedsgm fit wrote") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, SettingError):
                 raise
-            raise SettingError(f"{folder / _FILE} is damaged ({type(error).__name__}: {error}); fit again") from None
+            raise SettingError(f"{folder / FILE} is damaged ({type(error).__name__}: {error}); fit again") from None
 
 
-def describe(trained: TableModel, result: Result, prepared: Prepared) -> str:
-    """What the model is, whether it is within the bounds, and how often it is right."""
+Good = Mapping[str, str]
+"""Of each part, ``train`` and ``test``, how good the model is there, in words."""
+
+
+def right_rows(trained: TableModel, parts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Of the examples of each part that there are, how many are decided rightly, and of how many."""
+    found = {}
+    for part, examples in parts.items():
+        if examples is not None:
+            right = trained.target.decide(trained.scores_of(examples["x"])) == examples["y"]
+            found[part] = (int(right.sum()), len(right))
+    return found
+
+
+def how_good(trained: TableModel, prepared: Prepared) -> Good:
+    """On the training rows and on those held out."""
+    parts = {"train": prepared.clients.together()[0], "test": prepared.test}
+    return {
+        part: trained.target.told(trained.scores_of(examples["x"]), examples["y"], PARTS[part])
+        for part, examples in parts.items()
+        if examples is not None
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """What held-out rows show of the constraints on new data: limits that hold with this confidence.
+
+    ``asked`` is whether the confidence was asked for, and ``past`` names the constraints that are not shown to be kept.
+    """
+
+    confidence: float
+    limits: dict[str, tuple[float, float]]
+    past: tuple[str, ...]
+    asked: bool
+
+    @property
+    def kept(self) -> bool:
+        return not self.past
+
+    def lines(self) -> list[str]:
+        """First, in capitals, what was asked for."""
+        sure = f"{self.confidence:g} confidence, by the held-out rows"
+        each = [f"{name} {number(max(low, 0.0))} .. {number(high)}" for name, (low, high) in self.limits.items()]
+        line = f"  on new data: {', '.join(each)} ({sure})"
+        if not self.asked:
+            return [line] if each else []
+        if self.kept:
+            return [f"KEPT ON NEW DATA: every bound is kept there, too ({sure}).", line]
+        instead = "more rows, or a looser bound, would show it"
+        return [f"NOT SHOWN ON NEW DATA: {', '.join(self.past)} may be past its bound there ({sure}); {instead}.", line]
+
+
+def shown_on_new_data(problem: Problem, params: Any, held_out: Any, asked: float | None) -> Shown:
+    """By the held-out rows, if there are any; with 0.95 confidence unless another is asked for."""
+    sure = _SURE if asked is None else asked
+    if held_out is None:
+        return Shown(sure, {}, (), False)
+    found = confidence.limits(problem, params, held_out, sure, one_sided=asked is not None)
+    kept = confidence.kept(problem, found)
+    untold = [name for name in problem.names if name not in found]  # of each client, which held-out rows are not
+    return Shown(sure, found, (*(name for name in kept if not kept[name]), *untold), asked is not None)
+
+
+def with_model(result: Result, good: Good, target: Target, compared: Comparison, shown: Shown) -> Result:
+    """The run with what :func:`told` tells of its model, which is saved with it."""
+    model = {"good": good, "target": target.to_json()}
+    model |= {"compared": compared.to_json(), "shown": dataclasses.asdict(shown)}
+    return dataclasses.replace(result, settings=result.settings | {"model": model})
+
+
+def told(result: Result) -> str:
+    """What the model of a fit is worth, beside doing nothing; nothing of a run that is no fit."""
+    model = result.settings.get("model")
+    if model is None:
+        return ""
+    *warning, unconstrained, constant = Comparison.from_json(model["compared"]).lines()
+    *first, limits = Shown(**model["shown"]).lines() or [""]
+    line = f"Model: {describe(result, model['good'], Target.from_json(model['target']))}"
+    return "\n".join(text for text in (*warning, *first, line, unconstrained, constant, limits) if text)
+
+
+def describe(result: Result, good: Good, target: Target) -> str:
+    """Whether the answer of a fit is within the bounds, and how good it is."""
     told = f"the answer ({found(result)})" if result.answer_round.all() else "UNDEFINED, as the run diverged"
     if result.bounds and result.answer_round.all():
         within = "within every bound" if result.feasible.all() else "OVER A BOUND"
         told = f"{within} on the training data; {told}"
-    rows = prepared.clients.counts.sum()
-    train = np.concatenate([prepared.clients[j]["x"] for j in range(len(prepared.clients))])
-    truth = np.concatenate([prepared.clients[j]["y"] for j in range(len(prepared.clients))])
-    told += f"; {_accuracy(trained, train, truth):.1%} of {rows} training rows right"
-    if prepared.test is not None:
-        share = _accuracy(trained, prepared.test["x"], prepared.test["y"])
-        told += f", {share:.1%} of {len(prepared.test['y'])} held-out rows"
+    if "train" in good:  # where any site of a federation told it
+        told += f"; {good['train']}{' right' if target.classes else ''}"
+    if "test" in good:
+        told += f", {good['test']}"
         (excess,) = result.excess("test", "answer")
         if result.bounds and not excess <= 0:
             told += f", where it is {f'OVER A BOUND by {excess:.2g}' if excess > 0 else 'undefined for a constraint'}"
-    return f"{told} (positive is {trained.classes[1]!r})"
-
-
-def _accuracy(trained: TableModel, x: np.ndarray, y: np.ndarray) -> float:
-    return float(((trained.scores_of(x) > 0.5) == (y == 1)).mean())
+    return f"{told} (positive is {target.classes[1]!r})" if target.kind == "binary" else told
 
 
 def write_predictions(trained: TableModel, table: Table, path: Path | None) -> None:
-    """The predicted class and the positive class's probability for each row, as CSV or Parquet; None is stdout."""
+    """What is predicted for each row, as CSV or Parquet; None is stdout.
+
+    Of classes also the probabilities, of two that of the positive one.
+    """
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
 
-    scores = trained.scores(table)
-    decided = np.array(trained.classes, object)[np.int32(scores > 0.5)]
-    answer = pa.table({trained.target: decided, f"probability of {trained.classes[1]}": scores})
+    target, scores = trained.target, trained.scores(table)
+    decided = target.decide(scores)
+    columns = {target.name: np.array(target.classes, object)[decided] if target.classes else decided}
+    if target.classes:
+        each = scores.T if scores.ndim == 2 else [scores]
+        columns |= {f"probability of {name}": p for name, p in zip(target.classes[-len(each) :], each, strict=True)}
+    answer = pa.table(columns)
     sink = pa.BufferOutputStream()
     if path is not None and path.suffix == ".parquet":
         pyarrow.parquet.write_table(answer, sink)

@@ -7,11 +7,12 @@
     each_client(accuracy, quantile=0.95) >= 0.8  is kept by each client by itself, or by 95 % of them
 
 Of groups: ``demographic_parity``, ``equal_opportunity``, ``equalized_odds``, ``group_error_gap``, ``group_loss_gap``,
-``worst_group_error``, ``worst_group_loss``. Of a class: ``recall``, ``precision``, ``class_loss``; or of everybody:
-``error_rate``, ``accuracy``; or of the positive class: ``true_positive_rate``, ``false_positive_rate``. Rates are of
-decisions, and with ``scores=True`` after the name of a column or a class means of scores. A name or a value with more
-in it than letters, digits, ``_``, ``.`` and ``-`` goes in quotes, single or double. Where only one column can be
-meant, ``demographic_parity <= 0.05`` is enough, and where the target has no name, ``error_rate('>50K') <= 0.2``.
+``worst_group_error``, ``worst_group_loss``, and where the target is a number ``mean_gap``. Of a class: ``recall``,
+``precision``, ``class_loss``; or of everybody: ``error_rate``, ``accuracy``; or of the positive class of two:
+``true_positive_rate``, ``false_positive_rate``. Rates are of decisions, and with ``scores=True`` after the name of a
+column or a class means of scores. A name or a value with more in it than letters, digits, ``_``, ``.`` and ``-`` goes
+in quotes, single or double. Where only one column can be meant, ``demographic_parity <= 0.05`` is enough, and where the
+target has no name, ``error_rate('>50K') <= 0.2``.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from fedsgm.base.errors import SettingError
 from fedsgm.core.each_client import each_client
 from fedsgm.core.problem import Constraint, Statistic
 from fedsgm.tables import fairness
-from fedsgm.tables.models import MLP
+from fedsgm.tables.models import Model
 from fedsgm.tables.reader import Reader, nearest, quoted
+from fedsgm.tables.targets import Target
 
 _RATES = {
     f.__name__: f
@@ -36,7 +38,8 @@ _RATES = {
     )
 }
 _LOSSES = {f.__name__: f for f in (fairness.group_loss_gap, fairness.worst_group_loss)}
-OF_GROUPS = (*_RATES, *_LOSSES)
+OF_NUMBERS = (*_LOSSES, "mean_gap")
+OF_GROUPS = (*_RATES, *OF_NUMBERS)
 _SHARES = {
     f.__name__: f
     for f in (
@@ -46,6 +49,7 @@ _SHARES = {
 }
 OF_CLASS = (*_SHARES, "class_loss")
 _OF_ONE_CLASS = ("recall", "precision", "class_loss")  # and never of everybody
+_OF_POSITIVE = ("true_positive_rate", "false_positive_rate")  # unless another class is said
 _OTHER_NAMES = {
     **dict.fromkeys(("parity", "statistical_parity", "disparate_impact"), "demographic_parity(COLUMN)"),
     **dict.fromkeys(("tpr", "sensitivity"), "true_positive_rate"),
@@ -252,34 +256,44 @@ def _of_each_client(reader: Reader) -> Wanted:
     return dataclasses.replace(wanted, quantile=quantile)
 
 
-def build(
-    wanted: Wanted, model: MLP, *, groups: Mapping[str, Sequence[str]], target: str | None, classes: Sequence[str]
-) -> Constraint:
-    """The constraint on ``model``: ``groups`` has each column's labels, ``classes`` the negative and the positive."""
+def build(wanted: Wanted, model: Model, *, groups: Mapping[str, Sequence[str]], target: Target) -> Constraint:
+    """The constraint on a model of the target; ``groups`` has each column's labels."""
+    if not target.classes and wanted.kind not in OF_NUMBERS:
+        known = ", ".join(OF_NUMBERS)
+        raise SettingError(f"constraint {wanted.name}: the target is a number, and of numbers there are: {known}")
+    if target.classes and wanted.kind == "mean_gap":
+        raise SettingError(f"constraint {wanted.name}: the target has classes; write demographic_parity(COLUMN)")
     said = (
-        _class_quantity(wanted, model, target, classes)
+        _class_quantity(wanted, model, target)
         if wanted.kind in OF_CLASS
-        else _groups_quantity(wanted, model, groups)
+        else _groups_quantity(wanted, model, groups, target)
     )
     quantity = said if wanted.quantile is None else each_client(said, wanted.quantile)
-    return Constraint(quantity, wanted.bound, sense=wanted.sense, least=wanted.least)
+    scale = target.scale if wanted.kind == "mean_gap" else 1.0
+    return Constraint(quantity, wanted.bound, scale, wanted.sense, wanted.least)
 
 
-def _class_quantity(wanted: Wanted, model: MLP, target: str | None, classes: Sequence[str]) -> Statistic:
-    if wanted.column is not None and target is not None and wanted.column != target:
-        raise SettingError(f"constraint {wanted.name}: {wanted.column!r} is not the target; write {target!r}")
+def _class_quantity(wanted: Wanted, model: Model, target: Target) -> Statistic:
+    classes = target.classes
+    if wanted.column is not None and target.name is not None and wanted.column != target.name:
+        raise SettingError(f"constraint {wanted.name}: {wanted.column!r} is not the target; write {target.name!r}")
     about: dict[str, Any] = {}
     if wanted.value is not None:
         if wanted.value not in classes:
-            known = " and ".join(map(repr, classes))
+            known = (" and " if len(classes) == 2 else ", ").join(map(repr, classes))
             raise SettingError(f"constraint {wanted.name}: {wanted.value!r} is no class; the classes are {known}")
         about = {"label": classes.index(wanted.value)}
+    elif wanted.kind in _OF_POSITIVE and len(classes) > 2:
+        raise SettingError(
+            f"constraint {wanted.name}: none of {len(classes)} classes is the positive one; say which is meant, "
+            f"{wanted.kind}({_in_it(wanted.kind)})"
+        )
     if wanted.kind == "class_loss":
         return fairness.class_loss(model.loss, name=wanted.name, **about)
     return _SHARES[wanted.kind](model.score, scores=wanted.scores, name=wanted.name, **about)
 
 
-def _groups_quantity(wanted: Wanted, model: MLP, groups: Mapping[str, Sequence[str]]) -> Statistic:
+def _groups_quantity(wanted: Wanted, model: Model, groups: Mapping[str, Sequence[str]], target: Target) -> Statistic:
     column = wanted.column
     if column is None:
         if len(groups) != 1:
@@ -297,4 +311,6 @@ def _groups_quantity(wanted: Wanted, model: MLP, groups: Mapping[str, Sequence[s
     about: dict[str, Any] = {"by": column, "groups": count, "name": wanted.name}
     if wanted.kind in _LOSSES:
         return _LOSSES[wanted.kind](model.loss, **about)
+    if wanted.kind == "mean_gap":
+        return fairness.mean_gap(model.score, unit=target.scale, **about)
     return _RATES[wanted.kind](model.score, scores=wanted.scores, **about)

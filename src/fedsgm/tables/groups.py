@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+
+
+def mixes(*columns: np.ndarray) -> list[tuple[str, ...] | None]:
+    """Each row's values of the columns; None where one is missing."""
+    return [None if None in row else tuple(map(str, row)) for row in zip(*columns, strict=True)]
+
+
+def numbers(rows: Sequence[tuple[str, ...] | None], groups: Sequence[tuple[str, ...]]) -> np.ndarray:
+    """The number of each row's group; -1, which no group counts, for a row of none of them."""
+    places = {group: i for i, group in enumerate(groups)}
+    return np.array([-1 if row is None else places.get(row, -1) for row in rows], np.int32)
 
 
 def crossed(*columns: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -14,7 +27,6 @@ def crossed(*columns: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     >>> crossed(sex, race)
     (array([ 0,  1, -1], dtype=int32), ('f * a', 'm * b'))
     """
-    rows = [None if None in row else tuple(map(str, row)) for row in zip(*columns, strict=True)]
+    rows = mixes(*columns)
     groups = sorted({row for row in rows if row is not None})
-    places = {None: -1} | {group: i for i, group in enumerate(groups)}
-    return np.array([places[row] for row in rows], np.int32), tuple(map(" * ".join, groups))
+    return numbers(rows, groups), tuple(map(" * ".join, groups))

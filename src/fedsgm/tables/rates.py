@@ -1,51 +1,100 @@
 """What the ready-made constraints are made of: rates of scores or decisions, among everybody, a class or groups.
 
-A rate of decisions is a step function of the parameters, so its gradient is that of a surrogate, a steep sigmoid.
+A rate of decisions is a step function of the parameters, so its gradient is that of a surrogate, a steep sigmoid. A
+score is one number, of the positive class of two, or a vector, of every class; so is what is decided of it.
 """
 
 from __future__ import annotations
 
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_count
+from fedsgm.core.pooling import largest_part
 from fedsgm.core.problem import PerExample, Statistic
 
 _SHARPNESS = 4
 
 Event = Callable[[Any, jax.Array], jax.Array]  # of an example and its score or decision: how much of it is counted
-Among = Callable[[Any], jax.Array]  # of an example: which of the classes it is counted in
-Over = Callable[[jax.Array, jax.Array], jax.Array]  # of rates, and which of them have examples: one number
+Member = Callable[[Any, jax.Array], jax.Array]  # of the same: what it is counted in
+
+
+class Among(NamedTuple):
+    """What an example is counted in, and how many classes that is where there are two."""
+
+    here: Member
+    classes: int
+
+
+class Over(NamedTuple):
+    """What is made of the groups' rates: the numbers whose largest is bounded, and how many of so many groups."""
+
+    parts: Callable[[jax.Array], jax.Array]  # of rates, NaN for a group without examples
+    count: Callable[[int], int]
 
 
 def everybody(by: str) -> Among:
-    return lambda example: (example[by] >= 0)[None]
+    return Among(lambda example, _: (example[by] >= 0)[None], 1)
 
 
 def classes(target: str, *labels: int) -> Among:
-    return lambda example: jnp.stack([example[target] == label for label in labels])
+    """These classes of two, or each of several."""
+
+    def member(example: Any, decided: jax.Array) -> jax.Array:
+        told = range(decided.size) if decided.ndim else labels
+        return jnp.stack([example[target] == label for label in told])
+
+    return Among(member, len(labels))
 
 
-def positive(_: Any, decided: jax.Array) -> jax.Array:
+def decisions(_: Any, decided: jax.Array) -> jax.Array:
+    """The positive decision, or each of several."""
     return decided
 
 
+def decided_for(label: int) -> Event:
+    return lambda _, decided: decided[label] if decided.ndim else decided if label == 1 else 1 - decided
+
+
 def right(target: str) -> Event:
-    return lambda example, decided: jnp.where(example[target] == 1, decided, 1 - decided)
+    def event(example: Any, decided: jax.Array) -> jax.Array:
+        if decided.ndim:
+            return jnp.sum(jnp.where(jnp.arange(decided.size) == example[target], decided, 0))
+        return jnp.where(example[target] == 1, decided, 1 - decided)
+
+    return event
 
 
 def wrong(target: str) -> Event:
-    return lambda example, decided: jnp.where(example[target] == 1, 1 - decided, decided)
+    def event(example: Any, decided: jax.Array) -> jax.Array:
+        if decided.ndim:
+            return 1 - right(target)(example, decided)
+        return jnp.where(example[target] == 1, 1 - decided, decided)
+
+    return event
 
 
-def smooth_and_decided(score: jax.Array, scores: bool, threshold: float) -> tuple[jax.Array, jax.Array]:
-    """What the gradient is taken of, the score or the surrogate of its decision, and the decision, 0 or 1."""
-    return score if scores else surrogate(score, threshold), jnp.float32(score > threshold)
+def smooth_and_decided(name: str, score: jax.Array, scores: bool, threshold: float) -> tuple[jax.Array, jax.Array]:
+    """What the gradient is taken of, the score or the surrogate of its decision, and the decision, 0 or 1.
+
+    Of several classes the one with the largest score is decided, the first of those with the same.
+    """
+    if jnp.ndim(score) == 0:
+        return score if scores else surrogate(score, threshold), jnp.float32(score > threshold)
+    if score.ndim > 1 or score.size < 2:
+        raise SettingError(f"{name}: a score has shape {score.shape}, but it must be a number or one for each class")
+    if threshold != 0.5:
+        raise SettingError(
+            f"{name}: threshold={threshold:g} is for one score, but there are {score.size}; the largest decides"
+        )
+    steep = score**_SHARPNESS  # softmax of so many times the logits
+    return score if scores else steep / jnp.sum(steep), jax.nn.one_hot(jnp.argmax(score), score.size)
 
 
 def surrogate(score: jax.Array, threshold: float, sharpness: int = _SHARPNESS) -> jax.Array:
@@ -57,43 +106,60 @@ def surrogate(score: jax.Array, threshold: float, sharpness: int = _SHARPNESS) -
 def rate(
     name: str,
     score: PerExample,
-    member: Callable[[Any], jax.Array],
+    member: Member,
     event: Event,
-    over: Over,
+    value: Callable[[jax.Array], jax.Array],
+    parts: int,
     scores: bool,
     threshold: float,
     gradient: str = "linearized",
 ) -> Statistic:
-    """What ``over`` makes of the rates of an event among the members."""
+    """What ``value`` makes of the rates of an event among the members, NaN where there are none: so many numbers.
+
+    Of several events the rates are [members, events].
+    """
     check_decision(name, scores, threshold)
 
     def sums(params: Any, example: Any) -> dict[str, jax.Array]:
-        here = member(example)
-        soft, hard = smooth_and_decided(score(params, example), scores, threshold)
-        return {"count": here, "soft": here * event(example, soft), "hard": here * event(example, hard)}
+        soft, hard = smooth_and_decided(name, score(params, example), scores, threshold)
+        here = member(example, hard)
+        each = {kind: event(example, decided) for kind, decided in (("soft", soft), ("hard", hard))}
+        return {"count": here} | {kind: (here[..., None] if one.ndim else here) * one for kind, one in each.items()}
 
-    def value(total: Any, kind: str) -> jax.Array:
-        return over(ratio(total[kind], total["count"]), total["count"] > 0)
+    def rates(total: Any, kind: str) -> jax.Array:
+        count = total["count"]
+        return ratio(total[kind], count[..., None] if total[kind].ndim > count.ndim else count)
 
     return Statistic(
         sums,
-        lambda total: value(total, "soft"),
+        lambda total: value(rates(total, "soft")),
         name=name,
         gradient=gradient,
-        switch_on=None if scores else lambda total: value(total, "hard"),
+        switch_on=None if scores else lambda total: value(rates(total, "hard")),
         members=lambda total: total["count"],
+        parts=parts,
     )
 
 
 def rate_of_class(
-    name: str, score: PerExample, label: int | None, target: str, event: Event, scores: bool, threshold: float
+    name: str,
+    score: PerExample,
+    label: int | None,
+    target: str,
+    event: Event,
+    scores: bool,
+    threshold: float,
+    rest: bool = False,
 ) -> Statistic:
-    """The rate of an event in one class or, where the label is None, among everybody."""
+    """The rate of an event in one class, in the ``rest`` of them or, where the label is None, among everybody."""
 
-    def member(example: Any) -> jax.Array:
+    def member(example: Any, decided: jax.Array) -> jax.Array:
+        check_class(name, label, decided)
+        if rest:
+            return jnp.float32(example[target] != label)
         return jnp.float32(1 if label is None else example[target] == label)
 
-    return rate(name, score, member, event, lambda rate, _: rate, scores, threshold)
+    return rate(name, score, member, event, lambda rate: rate, 1, scores, threshold)
 
 
 def rate_of_groups(
@@ -108,33 +174,52 @@ def rate_of_groups(
     threshold: float,
     gradient: str,
 ) -> Statistic:
-    """What ``over`` makes of the groups' rates, the largest over the classes that an example can be counted in."""
+    """What ``over`` makes of the groups' rates in each of the classes that an example can be counted in.
+
+    Of more than two classes, each part is the largest over all that are counted and decided: a score does not tell
+    beforehand how many those are.
+    """
     check_groups(name, groups)
+    each, parts = over.count(groups), among.classes * over.count(groups)
 
-    def member(example: Any) -> jax.Array:
-        return among(example)[:, None] * jax.nn.one_hot(example[by], groups)
+    def member(example: Any, decided: jax.Array) -> jax.Array:
+        return among.here(example, decided)[:, None] * jax.nn.one_hot(example[by], groups)
 
-    def largest_over(rates: jax.Array, here: jax.Array) -> jax.Array:
-        each = jax.vmap(over)(rates, here)
-        return largest(each, ~jnp.isnan(each))
+    def value(rates: jax.Array) -> jax.Array:
+        of_each = jax.vmap(over.parts, -1) if rates.ndim > 2 else over.parts
+        found = jax.vmap(of_each)(rates).reshape(-1, each)
+        if found.size == parts:
+            return found.reshape(-1)
+        worst = jax.vmap(largest_part, -1)(found)
+        return jnp.concatenate([worst, jnp.full(parts - each, jnp.nan)])
 
-    return rate(name, score, member, event, largest_over, scores, threshold, gradient)
+    return rate(name, score, member, event, value, parts, scores, threshold, gradient)
 
 
-def loss_of_groups(name: str, loss: PerExample, by: str, groups: int, over: Over, gradient: str) -> Statistic:
-    """What ``over`` makes of the groups' mean losses."""
+def mean_of_groups(
+    name: str, of: PerExample, by: str, groups: int, over: Over, gradient: str, unit: float = 1.0
+) -> Statistic:
+    """What ``over`` makes of the groups' means of a loss or a prediction.
+
+    It is reported and compared in units of which ``unit`` make one of the function's, and descended in the function's.
+    """
     check_groups(name, groups)
 
     def sums(params: Any, example: Any) -> dict[str, jax.Array]:
         member = jax.nn.one_hot(example[by], groups)
-        return {"count": member, "loss": member * loss(params, example)}
+        return {"count": member, "loss": member * of(params, example)}
+
+    def value(total: Any) -> jax.Array:
+        return over.parts(ratio(total["loss"], total["count"]))
 
     return Statistic(
         sums,
-        lambda total: over(ratio(total["loss"], total["count"]), total["count"] > 0),
+        value,
         name=name,
         gradient=gradient,
+        switch_on=None if unit == 1 else lambda total: unit * value(total),
         members=lambda total: total["count"],
+        parts=over.count(groups),
     )
 
 
@@ -143,21 +228,26 @@ def ratio(total: jax.Array, count: jax.Array) -> jax.Array:
     return jnp.where(count > 0, total / jnp.where(count > 0, count, 1), jnp.nan)
 
 
-def largest(rates: jax.Array, here: jax.Array) -> jax.Array:
-    return jnp.where(jnp.any(here), jnp.max(jnp.where(here, rates, -jnp.inf)), jnp.nan)
+def _differences(rates: jax.Array) -> jax.Array:
+    """Of any two groups, each way."""
+    return (rates[:, None] - rates)[~np.eye(len(rates), dtype=bool)]
 
 
-def gap(rates: jax.Array, here: jax.Array) -> jax.Array:
-    """The largest minus the smallest among the groups that are here; undefined for fewer than two."""
-    gap = jnp.max(jnp.where(here, rates, -jnp.inf)) - jnp.min(jnp.where(here, rates, jnp.inf))
-    return jnp.where(jnp.sum(here) > 1, gap, jnp.nan)
+largest = Over(lambda rates: rates, lambda groups: groups)
+gap = Over(_differences, lambda groups: groups * (groups - 1))
 
 
 def named(kind: str, name: str | None, label: int | None) -> str:
     """The name that was given, or the kind with its class."""
-    if label is not None and label not in (0, 1):
-        raise SettingError(f"{kind}: label={label!r}, but it must be 0 or 1")
+    if label is not None:
+        check_count(kind, "label", label, least=0)
     return name or (kind if label is None else f"{kind}_{label}")
+
+
+def check_class(name: str, label: int | None, decided: jax.Array) -> None:
+    count = decided.size if decided.ndim else 2
+    if label is not None and label >= count:
+        raise SettingError(f"{name}: label={label}, but the score is of {count} classes, 0 to {count - 1}")
 
 
 def check_groups(kind: str, groups: int) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.layout import Layout
+from fedsgm.base.sizes import over
 from fedsgm.base.structs import check_number, replaced, static, struct
 from fedsgm.core.problem import Mean, Problem
 from fedsgm.theory import estimates
@@ -178,8 +179,6 @@ class _Lagrangian:
     ) -> _Lagrangian:
         """Where float64 is on."""
         data = jax.tree.map(jnp.asarray, data)
-        weights = jnp.asarray(data.weights, jnp.float64)
-        data = dataclasses.replace(data, weights=weights / weights.sum(axis=-1, keepdims=True))
         bounds = jnp.array([constraint.bound for constraint in problem.constraints], jnp.float64)
         return cls(problem, data, bounds, diameter, strong_convexity, Layout.of(params), project)
 
@@ -192,8 +191,8 @@ class _Lagrangian:
 
     def values(self, w: jax.Array) -> jax.Array:
         """f and every g_i."""
-        params = self.layout.unflatten(w)
-        each = jax.vmap(lambda one: jnp.stack(self.problem.evaluate(params, one, jax.random.key(0))))(self.data)
+        params, key = self.layout.unflatten(w), jax.random.key(0)
+        each = over(lambda one: jnp.stack(self.problem.evaluate(params, one.exact(), key)), self.data)
         return each.mean(axis=0)
 
     def parts(self, w: jax.Array) -> tuple[jax.Array, jax.Array]:

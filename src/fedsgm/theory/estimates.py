@@ -6,6 +6,7 @@ logistic loss of scaled features, give that to :meth:`FedSGM.from_theory` instea
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.layout import Layout
+from fedsgm.base.sizes import over
 from fedsgm.base.structs import struct
 from fedsgm.core.problem import Mean, Problem
 from fedsgm.core.rules import Direction, Measured
@@ -75,7 +77,8 @@ def skewness(problem: Problem, clients: Any, params: Any) -> dict[str, float]:
 
     @jax.jit
     def at(w: jax.Array, data: Any) -> dict[str, jax.Array]:
-        return watched.summarise(jax.vmap(lambda one: watched.evaluate(layout.unflatten(w), one, _key()))(data))[0]
+        each = over(lambda one: watched.evaluate(layout.unflatten(w), one, _key()), data)
+        return watched.summarise(each)[0]
 
     values = at(layout.rows(params)[0].astype(np.float32), data)
     return {name: float(values[name]) for name in SKEWNESS}
@@ -123,6 +126,9 @@ class Watched:
 
     def at(self, round: Any) -> Watched:
         return self
+
+    def share(self, direction: Any, kept: Any) -> Any:
+        return self.problem.share(direction, kept)
 
     def inspect(self, before: Any, after: Any, kept: Any) -> dict[str, jax.Array]:
         return self.problem.inspect(before, after, kept)
@@ -189,7 +195,7 @@ def _values(problem: Problem, clients: Any, params: Any, points: np.ndarray) -> 
     @jax.jit
     def at(points: jax.Array, data: Any) -> jax.Array:
         def one(w: jax.Array) -> jax.Array:
-            each = jax.vmap(lambda d: problem.evaluate(layout.unflatten(w), d, _key()))(data)
+            each = over(lambda one: problem.evaluate(layout.unflatten(w), one, _key()), data)
             values = problem.summarise(each)[0]
             return jnp.stack([values[name] for name in names])
 
@@ -209,7 +215,7 @@ def _each_client(problem: Problem, clients: Any, params: Any, points: np.ndarray
             params = layout.unflatten(w)
             return jnp.stack(problem.evaluate(params, one, _key())), _gradients(problem, params, one)
 
-        return jax.lax.map(lambda w: jax.vmap(client, (None, 0))(w, data), points)
+        return jax.lax.map(lambda w: over(functools.partial(client, w), data), points)
 
     values, gradients = at(points.astype(np.float32), data)
     return np.asarray(values, np.float64), np.asarray(gradients, np.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ from fedsgm.base.files import write_atomically
 from fedsgm.base.lock import alone
 from fedsgm.base.progress import Progress
 from fedsgm.engines.checkpoint import Checkpoint
+from fedsgm.federation.agreement import carry_out
 from fedsgm.federation.experiment import Experiment, find
 from fedsgm.federation.flare.kits import OUTCOME, RESULT, STATUS, STOP
 from fedsgm.federation.flare.site import SERVER, code_folders, state_folder
 from fedsgm.federation.flare.transport import FlareTransport, Stopped
+from fedsgm.federation.preparation import Preparation
+from fedsgm.federation.protocol import Transport
 
 
 class FedSGMController(Controller):
@@ -30,7 +34,7 @@ class FedSGMController(Controller):
     Args:
         run: names the run's checkpoint on the server and its memory on the clients; a job with the same name goes on.
         clients: all clients of the run, there or not; their order is by name.
-        experiment: dotted name of a function that gives the :class:`Experiment`.
+        experiment: dotted name of a function that gives the :class:`Experiment`, or its :class:`Preparation`.
         settings: keyword arguments for it.
     """
 
@@ -58,8 +62,9 @@ class FedSGMController(Controller):
         state = state_folder(fl_ctx, SERVER, self.run)
         try:
             with contextlib.closing(self.transport), alone(state):
-                make = find(self.experiment, code_folders(fl_ctx))
-                result = self._federate(make(**self.settings), self.transport, state)
+                stated = find(self.experiment, code_folders(fl_ctx))(**self.settings)
+                self.transport.await_clients()
+                self._carry_out(stated, self.transport, state, folder / RESULT)
         except Stopped as error:
             self.log_info(fl_ctx, f"{error} in round {self.done['round']}")
             return
@@ -74,15 +79,23 @@ class FedSGMController(Controller):
                 what += " (that is, submit the job with another --run)"
             outcome: dict[str, Any] = {"error": what, "kind": type(error).__name__}
         else:
-            result.save(folder / RESULT)
             outcome = {"error": None}
         write_atomically(folder / OUTCOME, json.dumps(outcome).encode())
 
-    def _federate(self, experiment: Experiment, transport: FlareTransport, state: Path) -> Any:
+    def _carry_out(self, stated: Experiment | Preparation, transport: FlareTransport, state: Path, out: Path) -> None:
+        """Run it and save its result."""
+        run = functools.partial(self._federate, state)
+        if isinstance(stated, Preparation):
+            result, agreed = carry_out(stated, transport, run, state)
+            result.save(out)
+            stated.keep(agreed, result, out)
+        else:
+            run(stated, transport).save(out)
+
+    def _federate(self, state: Path, experiment: Experiment, transport: Transport) -> Any:
         from fedsgm.federation.server import federate
 
         self.done["rounds"] = experiment.rounds
-        transport.await_clients()
         return federate(
             experiment.algorithm,
             experiment.problem,

@@ -13,8 +13,28 @@ _TEMPLATES = Path(__file__).parent / "deployment"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 
-def init(folder: Path, *, clients: int, server: str, port: int) -> list[Path]:
-    """Write the project, the job, the client's data function and a README; the files."""
+_WORDS = {
+    False: {
+        "experiment": "problem, algorithm, rounds",
+        "data": "how this client reads its examples",
+        "after": "",
+    },
+    True: {
+        "experiment": "target, constraints, rounds: the flags of `fedsgm federate fit`",
+        "data": "where this client's table is, CSV or Parquet; as it stands, `NAME.csv` beside it",
+        "after": """
+The run's folder has the model, `model.json`. Whoever has the folder can apply it, also each client to its own rows:
+`fedsgm predict runs/first NAME.csv`.
+""",
+    },
+}
+
+
+def init(folder: Path, *, clients: int, server: str, port: int, table: bool = False) -> list[Path]:
+    """Write the project, the job, the client's data function and a README; the files.
+
+    With ``table`` the job fits a model to tables, of which each client has one.
+    """
     check_count("federate init", "clients", clients)
     if not _HOST.fullmatch(server):
         raise SettingError(f"--server {server}: give the host name that the clients reach the server by")
@@ -31,6 +51,7 @@ def init(folder: Path, *, clients: int, server: str, port: int) -> list[Path]:
         "first": names[0],
         "names": ", ".join(names),
         "clients": "\n".join(f"  - {{name: {name}, type: client, org: fedsgm}}" for name in names),
+        **_WORDS[table],
     }
     kits.write_job(
         folder / "job",
@@ -38,10 +59,12 @@ def init(folder: Path, *, clients: int, server: str, port: int) -> list[Path]:
         clients=names,
         experiment="experiment.make",
         data="data.load",
-        files=[_TEMPLATES / "experiment.py"],
     )
-    data = (_TEMPLATES / "data.py").read_text()
-    (folder / "data.py").write_text(data.replace("clients=3", f"clients={clients}"))
+    code = folder / "job" / "app" / "custom" / "experiment.py"
+    code.parent.mkdir()
+    for name, path in (("experiment", code), ("data", folder / "data.py")):
+        text = (_TEMPLATES / f"{'table_' if table else ''}{name}.py").read_text()
+        path.write_text(text.replace("clients=3", f"clients={clients}"))
     for name in ("project.yml", "README.md"):
         (folder / name).write_text((_TEMPLATES / name).read_text().format(**words))
     return sorted(path for path in folder.rglob("*") if path.is_file())

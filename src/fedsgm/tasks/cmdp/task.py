@@ -13,7 +13,7 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_count, check_number, replaced, static, struct
-from fedsgm.core.quantities import mean_of, standard_error
+from fedsgm.core.pooling import mean_of, standard_error
 from fedsgm.core.rules import Direction, Measured
 from fedsgm.tasks.cmdp import trpo
 from fedsgm.tasks.cmdp.environment import Environment, Steps, check, episodes, rollout
@@ -207,6 +207,10 @@ class CMDP:
 
         taken = step(params, kept.steps, mixed, jnp.float32(self.radius), jnp.float32(self.damping))
         return jax.tree.map(lambda *parts: -sum(map(jnp.multiply, shares, parts)), *taken)
+
+    def share(self, direction: Any, kept: Kept) -> int:
+        """All count alike."""
+        return 1
 
     def inspect(self, before: Any, after: Any, kept: Kept) -> dict[str, jax.Array]:
         """The mean KL divergence that the round's step, of all participants together, made on the client's states."""

@@ -1,0 +1,88 @@
+"""The examples of clients as the functions of a problem get them: with a weight of each in every quantity.
+
+And what a client keeps of a measurement.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedsgm.base.structs import replaced, struct
+
+
+@struct
+class Examples:
+    """One client's examples (in the engine: many clients', with a leading axis).
+
+    ``weights`` has one row for the objective and one for each constraint. A client's mean's is 1/count on the examples
+    that it averages over, a statistic's is 1, and both are 0 on padding. So every quantity is a weighted sum.
+    """
+
+    examples: Any
+    weights: Any
+    count: Any
+
+    def batch(self, size: int | None, key: jax.Array) -> Examples:
+        """``size`` examples drawn uniformly with replacement, weighted so that every sum is unbiased."""
+        if size is None:
+            return self
+        return self._drawn(jax.random.randint(key, (size,), 0, self.count), self.count)
+
+    def exact(self) -> Examples:
+        """With means' weights that add up to 1 in float64."""
+        weights = self.weights.astype(jnp.float64)
+        return replaced(self, weights=weights / weights.sum(axis=-1, keepdims=True))
+
+    def padded(self, starts: Any, counts: Any, length: int) -> Examples:
+        """Of everybody's examples, one client's after another's, some clients', with a leading axis.
+
+        Padding repeats a client's first example, so that no function ever meets made-up data.
+        """
+        if isinstance(counts, np.ndarray) and len(counts) * length == counts.sum() == self.weights.shape[1]:
+            shape = len(counts), length  # all of them, and none to pad
+            examples = jax.tree.map(lambda a: a.reshape(*shape, *a.shape[1:]), self.examples)
+            return Examples(examples, self.weights.reshape(-1, *shape).swapaxes(0, 1), counts)
+        at = np.arange(length)
+        present = at < counts[:, None]
+        index = starts[:, None] + at * present
+        weights = (self.weights[:, index] * present).swapaxes(0, 1)
+        return Examples(jax.tree.map(lambda a: a[index], self.examples), weights, counts)
+
+    def among(self, start: Any, count: Any) -> Among:
+        """Of everybody's, one client's."""
+        return Among(self, start, count)
+
+    def _drawn(self, chosen: jax.Array, count: Any) -> Examples:
+        """Those chosen of so many."""
+        size = len(chosen)
+        weights = self.weights[:, chosen] * count / size
+        return Examples(jax.tree.map(lambda a: a[chosen], self.examples), weights, jnp.int32(size))
+
+
+@struct
+class Among:
+    """One client's examples where they are among everybody's, to draw batches of them."""
+
+    everybody: Examples
+    start: Any
+    count: Any
+
+    def batch(self, size: int | None, key: jax.Array) -> Examples:
+        """The same that is drawn of the client's examples by themselves."""
+        assert size is not None, "only batches can be drawn"
+        return self.everybody._drawn(self.start + jax.random.randint(key, (size,), 0, self.count), self.count)
+
+
+class Kept(NamedTuple):
+    """What a client keeps of its measurement for the update that follows.
+
+    ``sent`` has, for each constraint on each client by itself, what it sent, and None for the others; ``size`` is what
+    the client weighs, where rows are weighed.
+    """
+
+    sent: tuple[Any, ...]
+    size: Any = None

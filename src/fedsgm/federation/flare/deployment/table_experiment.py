@@ -1,0 +1,14 @@
+"""What the federation fits. This file travels with the job: the server and every client read the same one."""
+
+from fedsgm.cli.federate_fit import experiment
+
+
+def make():
+    """The settings are the flags of ``fedsgm federate fit``, with underscores; ``--help`` has them all."""
+    return experiment(
+        target="approved",
+        constraint=["demographic_parity(sex) <= 0.05"],
+        rounds=500,
+        min_participants=1,  # a round that fewer clients answer is repeated
+        timeout=60.0,  # seconds that a client has for an answer
+    )

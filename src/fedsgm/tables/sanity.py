@@ -1,0 +1,156 @@
+"""Is a fitted model worth having: beside the best constant answer, and beside itself without its constraints.
+
+A model that is within every bound may still be of no use: to answer "no" to everybody has no gap between groups, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedsgm.base.structs import replaced
+from fedsgm.core.problem import Constraint, Problem
+from fedsgm.engines import recording
+from fedsgm.results.result import Result, excess
+from fedsgm.results.verdict import number
+from fedsgm.tables.dealing import Prepared
+from fedsgm.tables.models import MLP
+
+RIGHT, SQUARED = "right", "R2"  # how good: the share of the rows that is right, or of a number R squared
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What some way of answering comes to.
+
+    Attributes:
+        good: how good it is, as :meth:`Target.quality` measures it, by part, ``"train"`` and perhaps ``"test"``.
+        values: the constraints' values on the training rows.
+        within: whether these are within every bound.
+    """
+
+    name: str
+    good: dict[str, float]
+    values: dict[str, float]
+    within: bool
+
+    def told(self, measure: str) -> str:
+        held = f" ({_told(self.good['test'], measure).removesuffix(' right')} held out)" if "test" in self.good else ""
+        values = "".join(f", {name} {number(value)}" for name, value in self.values.items())
+        return f"{self.name}: {_told(self.good['train'], measure)}{held}{values}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A model beside what could be had without it."""
+
+    model: Answer
+    unconstrained: Answer | None  # None where the constraints were never in the way
+    constants: tuple[Answer, ...]
+    measure: str = RIGHT
+
+    @property
+    def constant(self) -> Answer:
+        """The best constant answer: within every bound if one is, and then the best."""
+        return max(self.constants, key=lambda answer: (answer.within, answer.good["train"]))
+
+    @property
+    def worse(self) -> bool:
+        """Whether a constant answer is within every bound, and the model is not or is not as good."""
+        best = self.constant
+        return best.within and not (self.model.within and self.model.good["train"] >= best.good["train"])
+
+    def lines(self) -> list[str]:
+        """A warning if there is need of one, and the model beside the others."""
+        best = self.constant
+        told = [_told(answer.good["train"], self.measure) for answer in (best, self.model)]
+        warning = (
+            f"WORSE THAN A CONSTANT: {best.name}: {told[0]} on the training rows, within every bound; the model: "
+            f"{told[1]}{'' if self.model.within else ', past a bound'}."
+        )
+        same = "without the constraints: the same, they were never in the way"
+        within = "within every bound" if best.within else "past a bound"
+        return [
+            *([warning] if self.worse else []),
+            f"  {self.unconstrained.told(self.measure) if self.unconstrained else same}",
+            f"  {best.name}: {told[0]}, {within}",
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Comparison:
+        other = stored["unconstrained"]
+        constants = tuple(Answer(**each) for each in stored["constants"])
+        return cls(Answer(**stored["model"]), None if other is None else Answer(**other), constants, stored["measure"])
+
+
+def unbounded(problem: Problem) -> Problem:
+    """The same problem, compiled to the same program, with bounds that nothing is past."""
+
+    def free(constraint: Constraint) -> Constraint:
+        bound = -np.inf if constraint.sense == ">=" else np.inf
+        return replaced(constraint, bound=bound, least=None if constraint.least is None else -np.inf)
+
+    return replaced(problem, constraints=tuple(map(free, problem.constraints)))
+
+
+def in_the_way(result: Result) -> bool:
+    """Whether some round went to a constraint, in part at least."""
+    return bool(result.history["weight"].any())
+
+
+def compare(
+    model: MLP, problem: Problem, prepared: Prepared, result: Result, unconstrained: Result | None
+) -> Comparison:
+    """The answer of a run, of a run of :func:`unbounded`, and every constant one; of runs with one seed."""
+    parts = {"train": prepared.clients.together()[0]} | ({} if prepared.test is None else {"test": prepared.test})
+
+    def judged(name: str, params: Any, values: dict[str, float]) -> Answer:
+        scores = {part: _scores(model, params, examples["x"]) for part, examples in parts.items()}
+        good = {part: prepared.target.quality(found, parts[part]["y"]) for part, found in scores.items()}
+        past = [excess(np.asarray(values[name], np.float32), allowed) for name, allowed in problem.ranges.items()]
+        return Answer(name, good, values, bool(all(each <= 0 for each in past)))
+
+    def of(name: str, run: Result) -> Answer:
+        return judged(name, run.answer, {each: float(run.value("train", each, "answer")[0]) for each in problem.names})
+
+    classes = prepared.target.classes
+    always = [model.constant(result.answer, label) for label in range(len(classes) or 1)]
+    names = [f"always {label!r}" for label in classes] or ["always the mean"]
+    measured = recording.values_of(problem, prepared.clients, always)
+    return Comparison(
+        of("the model", result),
+        None if unconstrained is None else of("without the constraints", unconstrained),
+        tuple(
+            judged(name, params, {each: values[each] for each in problem.names})
+            for name, params, values in zip(names, always, measured, strict=True)
+        ),
+        RIGHT if classes else SQUARED,
+    )
+
+
+def _scores(model: MLP, params: Any, x: np.ndarray) -> np.ndarray:
+    return np.asarray(jax.vmap(model.score, (None, 0))(params, {"x": x}))
+
+
+def _told(good: float, measure: str) -> str:
+    return f"{good:.1%} {RIGHT}" if measure == RIGHT else f"{measure} {good:.2f}"
+
+
+def at_odds(rule: dict[str, Any], ranges: dict[str, tuple[float, float]]) -> Sequence[str]:
+    """What to know before a run: that a setting and a bound do not go together."""
+    if rule.get("is") != "Soft":
+        return []
+    width = 1 / rule["beta"]
+    tight = {name: high for name, (_, high) in ranges.items() if np.isfinite(high) and high < width}
+    return [
+        f"the soft rule with beta {rule['beta']:g} weighs {name} from {width:g} below its bound of {high:g}, even at "
+        f"0; take --beta {np.ceil(4 / high) if high > 0 else np.inf:g} or more, or --rule adaptive"
+        for name, high in tight.items()
+    ]
