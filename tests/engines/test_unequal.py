@@ -148,7 +148,8 @@ def test_what_theory_measures_is_the_same(many_groups):
 
     parted = measured()
     many_groups(False)
-    np.testing.assert_allclose(parted, measured(), rtol=1e-5)
+    # What clients add to the rotation is 0 here but for rounding: the sum of a client's two gradients is w.
+    np.testing.assert_allclose(parted, measured(), rtol=1e-5, atol=1e-6)
     means = np.stack([part["x"].astype(float).mean(axis=0) for part in PARTS])
     values = means @ START
     assert estimates.spread(posed, CLIENTS, START) == pytest.approx((values.max() - values.min()) / 2, rel=1e-5)
