@@ -31,7 +31,6 @@ from fedsgm.tables import recipe, sanity
 from fedsgm.tables.dealing import Prepared, prepare
 from fedsgm.tables.fit import make_problem
 from fedsgm.tables.grammar import Wanted, parse
-from fedsgm.tables.models import MLP
 
 ROWS, SEEDS = 4000, 5
 GROUPS = {"credit": "SEX", "compas": "race", "law": "race", "census": "sex", "adult": "sex", "health": "sex"}
@@ -50,11 +49,27 @@ def constraints(name: str) -> list[str]:
 
 
 def load(name: str, folder: Path) -> dict[str, np.ndarray]:
-    if name != "adult":
-        return TABLES[name].load()
-    data = (folder / "adult.data").read_bytes()
-    table = parse_table(",".join(adult.COLUMNS).encode() + b"\n" + data, "adult")
-    return {column: values for column, values in table.items() if column not in ("fnlwgt", "education")}
+    """A table without people whose group is unknown, and with nothing so rare that some samples lack it."""
+    if name == "adult":
+        data = (folder / "adult.data").read_bytes()
+        table = parse_table(",".join(adult.COLUMNS).encode() + b"\n" + data, "adult")
+        table = {column: values for column, values in table.items() if column not in ("fnlwgt", "education")}
+    else:
+        table = TABLES[name].load()
+    known = np.char.lower(table[(GROUPS | HELD_OUT)[name]].astype(str)) != "unknown"
+    common = {column: without_rare(values[known]) for column, values in table.items()}
+    return {column: values for column, values in common.items() if values is not None}
+
+
+def without_rare(values: np.ndarray) -> np.ndarray | None:
+    """With one category in place of all that fewer than 1 of 100 rows have; None if 99 of 100 have the same."""
+    told = np.array(["" if value is None else str(value) for value in values])
+    _, place, counts = np.unique(told, return_inverse=True, return_counts=True)
+    if counts.max() >= 0.99 * len(values):
+        return None
+    if values.dtype.kind != "O":
+        return values
+    return np.where((counts < 0.01 * len(values))[place] & (told != ""), "other", values)
 
 
 def prepared(table: dict[str, np.ndarray], name: str, wanted: Wanted, seed: int) -> Prepared:
@@ -65,7 +80,7 @@ def prepared(table: dict[str, np.ndarray], name: str, wanted: Wanted, seed: int)
 
 
 def fit(method: str, part: Prepared, wanted: Wanted, seed: int) -> dict[str, Any]:
-    model = MLP((64,) if method == "network" else ())
+    model = part.target.model((64,) if method == "network" else ())
     problem = make_problem(model, [wanted], part, "rows")
     old = method == "0.1.0"
     made = fs.FedSGM(0.1, 2, batch_size=128, rule=fs.Soft(40.0)) if old else recipe.algorithm()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedsgm as fs
-from fedsgm.base.structs import as_float32, aside, check_number, replaced, static, struct
+from fedsgm.base.structs import as_float32, aside, check_number, made_once, replaced, static, struct
 
 
 @struct
@@ -82,3 +82,20 @@ def test_what_is_no_finite_number_is_refused(value):
 def test_a_tracer_is_no_number_of_a_user():
     with pytest.raises(fs.SettingError, match=r"step_size=.*, but it must be a finite number above 0"):
         jax.jit(lambda step: fs.FedSGM(step).step_size)(0.1)
+
+
+def test_equal_arguments_give_what_was_made_before():
+    @made_once
+    def make(of, *, count=1):
+        if count == 3:
+            raise ValueError(of)
+        return object()
+
+    first = make("a", count=1)
+    assert make("a", count=1) is first
+    assert make("b", count=1) is not first
+    assert make("a", count=1.0) is not first  # 1.0 may be refused where 1 is not
+    assert make(["a"]) is not make(["a"])
+    for _ in range(2):
+        with pytest.raises(ValueError, match="a"):
+            make("a", count=3)

@@ -14,6 +14,7 @@ from sklearn.metrics import log_loss
 
 import fedsgm as fs
 from fedsgm.tables import fairness, rates
+from fedsgm.tables.targets import Target
 
 SIZES = (9, 31, 14, 40, 22)
 OF_CLASSES = ("error_rate", "accuracy", "recall", "precision", "true_positive_rate", "false_positive_rate")
@@ -423,3 +424,16 @@ class TestSeveralConstraints:
             fs.FedSGM(0.002), problem, clients, np.zeros(3, np.float32), rounds=12_000, evaluate_every=0, progress=False
         )
         np.testing.assert_allclose(result.last, np.minimum(1, bounds), atol=0.01)
+
+
+def test_the_same_constraint_with_another_bound_is_the_same_program():
+    """So that fits one after another compile nothing, as in a search or for several bounds."""
+
+    def posed(bound):
+        model = Target("y", ("no", "yes")).model((3,))
+        gap = fairness.equalized_odds(model.score, by="g", groups=3, threshold=0.4)
+        return fs.Problem(model.loss, [gap <= bound, fairness.recall(model.score, label=1) >= bound])
+
+    one, other = (jax.tree.structure(posed(bound)) for bound in (0.1, 0.2))
+    assert one == other
+    assert hash(one) == hash(other)

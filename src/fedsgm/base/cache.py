@@ -1,11 +1,36 @@
-"""Where compiled programs are kept between processes."""
+"""How whole programs are compiled, and where they are kept between processes."""
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
+
+_LEVEL = "xla_backend_optimization_level"
+
+
+def whole_program(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``jax.jit`` of what is never part of another program, for the CPU with fewer of LLVM's passes.
+
+    They are half of the time of a first run, and what they gain is within noise: the work is in products and in loops
+    that XLA has made vectors of. A level that the user sets in XLA_FLAGS is kept.
+    """
+
+    @functools.cache
+    def program() -> Callable[..., Any]:
+        told = _LEVEL in os.environ.get("XLA_FLAGS", "")
+        light = jax.default_backend() == "cpu" and not told
+        return jax.jit(fn, compiler_options={_LEVEL: 1} if light else None)
+
+    @functools.wraps(fn)
+    def call(*args: Any) -> Any:
+        return program()(*args)
+
+    return call
 
 
 def use_compilation_cache() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, ParamSpec, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _ROLES = (None, "static", "aside")  # of a field: traced, part of the program, or none of it
 
@@ -27,6 +29,21 @@ def static(*, default: Any = dataclasses.MISSING) -> Any:
 def aside(*, default: Any) -> Any:
     """A field that is no part of a program: it does not travel with the pytree, which comes back with the default."""
     return dataclasses.field(default=default, metadata={"role": "aside"})
+
+
+def made_once(make: Callable[P, T]) -> Callable[P, T]:
+    """Give what was made of equal arguments before: functions are the same, so that what they are in is one program."""
+    remembered = functools.lru_cache(maxsize=256, typed=True)(make)
+
+    @functools.wraps(make)
+    def made(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            hash((args, tuple(kwargs.values())))
+        except TypeError:  # of what cannot be remembered, a new one
+            return make(*args, **kwargs)
+        return remembered(*args, **kwargs)  # type: ignore[arg-type]
+
+    return made
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static, aside, dataclasses.field))

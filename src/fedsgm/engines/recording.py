@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm import theory
+from fedsgm.base.cache import whole_program
 from fedsgm.base.describe import describe
 from fedsgm.base.errors import SettingError
 from fedsgm.base.layout import Layout
@@ -192,7 +193,7 @@ def held_out(problem: Task, test: Any, params: Any, like: Any = None) -> Any:
     return problem.prepare(Clients.from_list([examples]), params, owner="the test data")
 
 
-@jax.jit
+@whole_program
 def values_at(task: Flat, vectors: jax.Array, data: Any) -> dict[str, jax.Array]:
     """The true values over the clients of ``data``, of [kind, seed] parameter vectors."""
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.base import sizes
-from fedsgm.base.cache import use_compilation_cache
+from fedsgm.base.cache import use_compilation_cache, whole_program
 from fedsgm.base.errors import ClientError, SettingError
 from fedsgm.base.layout import Layout, is_function, start_of
 from fedsgm.base.progress import Progress
@@ -209,7 +209,7 @@ def _one_by_one(round: jax.Array, fn: Callable[..., Any], *stacked: Any) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *answers)
 
 
-@jax.jit
+@whole_program
 def _advance(
     program: Compiled, data: Any, states: State, seeds: jax.Array, start: int, stop: int
 ) -> tuple[State, dict[str, jax.Array]]:
@@ -326,7 +326,7 @@ def _start(program: Compiled, w: np.ndarray, data: Any, seeds: np.ndarray) -> St
     return _ask_first(program, data, state, seeds) if algorithm.asks_first else state
 
 
-@jax.jit
+@whole_program
 def _ask_first(program: Compiled, data: Any, states: State, seeds: jax.Array) -> State:
     """Every seed's state once everybody was asked, as in the first round: what they say is of its age then."""
     everybody = jnp.arange(program.n)

@@ -20,11 +20,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedsgm.base.structs import check_number
+from fedsgm.base.structs import check_number, made_once
 from fedsgm.core.problem import PerExample, Statistic
 from fedsgm.tables import rates
 
 
+@made_once
 def demographic_parity(
     score: PerExample,
     *,
@@ -40,6 +41,7 @@ def demographic_parity(
     return rates.rate_of_groups(name, score, by, groups, among, rates.decisions, rates.gap, scores, threshold, gradient)
 
 
+@made_once
 def equal_opportunity(
     score: PerExample,
     *,
@@ -58,6 +60,7 @@ def equal_opportunity(
     )
 
 
+@made_once
 def equalized_odds(
     score: PerExample,
     *,
@@ -77,6 +80,7 @@ def equalized_odds(
     return rates.rate_of_groups(name, score, by, groups, among, rates.decisions, rates.gap, scores, threshold, gradient)
 
 
+@made_once
 def group_error_gap(
     score: PerExample,
     *,
@@ -95,6 +99,7 @@ def group_error_gap(
     )
 
 
+@made_once
 def worst_group_error(
     score: PerExample,
     *,
@@ -113,6 +118,7 @@ def worst_group_error(
     )
 
 
+@made_once
 def group_loss_gap(
     loss: PerExample, *, by: str, groups: int, name: str | None = None, gradient: str = "linearized"
 ) -> Statistic:
@@ -120,6 +126,7 @@ def group_loss_gap(
     return rates.mean_of_groups(name or "group_loss_gap", loss, by, groups, rates.gap, gradient)
 
 
+@made_once
 def worst_group_loss(
     loss: PerExample, *, by: str, groups: int, name: str | None = None, gradient: str = "linearized"
 ) -> Statistic:
@@ -127,6 +134,7 @@ def worst_group_loss(
     return rates.mean_of_groups(name or "worst_group_loss", loss, by, groups, rates.largest, gradient)
 
 
+@made_once
 def mean_gap(
     score: PerExample,
     *,
@@ -145,6 +153,7 @@ def mean_gap(
     return rates.mean_of_groups(name or "mean_gap", score, by, groups, rates.gap, gradient, unit)
 
 
+@made_once
 def class_loss(loss: PerExample, *, label: int, target: str = "y", name: str | None = None) -> Statistic:
     """Neyman-Pearson: the mean loss of one class, over all its examples wherever they are."""
 
@@ -160,6 +169,7 @@ def class_loss(loss: PerExample, *, label: int, target: str = "y", name: str | N
     )
 
 
+@made_once
 def error_rate(
     score: PerExample,
     *,
@@ -174,6 +184,7 @@ def error_rate(
     return rates.rate_of_class(name, score, label, target, rates.wrong(target), scores, threshold)
 
 
+@made_once
 def accuracy(
     score: PerExample,
     *,
@@ -193,6 +204,7 @@ def accuracy(
     return rates.rate_of_class(name, score, label, target, rates.right(target), scores, threshold)
 
 
+@made_once
 def recall(
     score: PerExample,
     *,
@@ -207,6 +219,7 @@ def recall(
     return rates.rate_of_class(name, score, label, target, rates.decided_for(label), scores, threshold)
 
 
+@made_once
 def true_positive_rate(
     score: PerExample,
     *,
@@ -221,6 +234,7 @@ def true_positive_rate(
     return rates.rate_of_class(name, score, label, target, rates.decided_for(label), scores, threshold)
 
 
+@made_once
 def false_positive_rate(
     score: PerExample,
     *,
@@ -235,6 +249,7 @@ def false_positive_rate(
     return rates.rate_of_class(name, score, label, target, rates.decided_for(label), scores, threshold, rest=True)
 
 
+@made_once
 def precision(
     score: PerExample,
     *,

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from fedsgm.base.errors import SettingError
+from fedsgm.base.structs import made_once
 from fedsgm.data.table import as_text
 from fedsgm.tables.models import MLP
 
 TASKS = ("classes", "number")
 _MOST_CLASSES = 20  # that whole numbers are taken for
+_model = made_once(MLP)  # methods are equal only of one object
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Target:
         return {0: "number", 2: "binary"}.get(len(self.classes), "classes")
 
     def model(self, hidden: tuple[int, ...] = ()) -> MLP:
-        return MLP(hidden, len(self.classes) or None)
+        return _model(hidden, len(self.classes) or None)
 
     def standardised(self, values: np.ndarray, weights: np.ndarray | None = None) -> Target:
         """The same target; of a number, with the mean and the standard deviation of these values."""

@@ -1,0 +1,35 @@
+"""How whole programs are compiled."""
+
+import jax
+import pytest
+
+from fedsgm.base import cache
+
+
+@pytest.mark.parametrize(
+    ("backend", "flags", "options"),
+    [
+        ("cpu", "", {"xla_backend_optimization_level": 1}),
+        ("cpu", "--xla_backend_optimization_level=3", None),
+        ("gpu", "", None),
+    ],
+)
+def test_programs_for_the_cpu_are_compiled_lightly_unless_told(monkeypatch, backend, flags, options):
+    given = []
+
+    def jit(fn, compiler_options=None):
+        given.append(compiler_options)
+        return fn
+
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax, "jit", jit)
+    program = cache.whole_program(lambda a, b: a + b)
+    assert given == []  # nothing is asked of JAX before it is needed
+    assert [program(1, 2), program(3, 4)] == [3, 7]
+    assert given == [options]
+
+
+def test_a_lightly_compiled_program_gives_what_the_function_gives(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert cache.whole_program(lambda x: (3 * x + 1).sum())(jax.numpy.arange(4.0)) == 22
