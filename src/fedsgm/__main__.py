@@ -1,6 +1,6 @@
 """The command line with all its commands: the console script ``fedsgm``, and ``python -m fedsgm``."""
 
-from fedsgm.cli import federate, run, sweep
+from fedsgm.cli import federate, run, sweep, sweep_fit
 from fedsgm.cli.app import app, main
 from fedsgm.cli.compare import compare
 from fedsgm.cli.fit import fit
@@ -10,6 +10,7 @@ from fedsgm.paper.command import reproduce
 
 app.add_typer(run.commands, name="run")
 app.add_typer(sweep.commands, name="sweep")
+sweep.commands.command("fit")(sweep_fit.fit)
 app.add_typer(federate.commands, name="federate")
 app.command("fit")(fit)
 for _command in (predict, show, compare, reproduce):

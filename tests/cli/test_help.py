@@ -50,6 +50,7 @@ def test_every_command_is_there():
         ("show",),
         ("compare",),
         ("reproduce",),
+        ("sweep", "fit"),
         ("federate", "fit"),
         ("federate", "init"),
         ("federate", "submit"),

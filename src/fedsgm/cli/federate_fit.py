@@ -19,7 +19,8 @@ import typer
 from fedsgm.base.errors import SettingError
 from fedsgm.base.progress import say
 from fedsgm.cli import building, config, rehearsal
-from fedsgm.cli.fit import DEFAULTS, PARAMETERS, ModelName, WeighName, layers_of
+from fedsgm.cli.fit import DEFAULTS, PARAMETERS, WeighName
+from fedsgm.cli.fitting import ModelName, layers_of
 from fedsgm.cli.flags import PROBLEM, RuleName, RunFlags, command, option, own_parameters, value_types
 from fedsgm.cli.rehearsal import NOT_FEDERATED, RUN
 from fedsgm.cli.saving import copy, picture

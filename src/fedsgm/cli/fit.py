@@ -13,11 +13,10 @@ import typer
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.progress import say
-from fedsgm.cli import building, config, fitting
-from fedsgm.cli.fitting import Fitting
+from fedsgm.cli import config, fitting
+from fedsgm.cli.fitting import Fitting, Given, ModelName, layers_of
 from fedsgm.cli.flags import PROBLEM, RUN, RuleName, RunFlags, command, option, own_parameters
 from fedsgm.cli.saving import save
-from fedsgm.cli.setups import widths
 from fedsgm.tables import recipe
 from fedsgm.tables.grammar import OF_CLASS, OF_GROUPS
 
@@ -32,11 +31,6 @@ _CONSTRAINTS = (
     'Such as "demographic_parity(sex) <= 0.05" or "error_rate(income == \'>50K\') <= 0.2"; may be given again. '
     f"Kinds: {', '.join((*OF_GROUPS, *OF_CLASS))}."
 )
-
-
-class ModelName(StrEnum):
-    logistic = "logistic"
-    mlp = "mlp"
 
 
 class WeighName(StrEnum):
@@ -62,15 +56,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def layers_of(model: ModelName, hidden: str | None) -> tuple[int, ...]:
-    """The widths of the hidden layers."""
-    if hidden is not None and model is ModelName.logistic:
-        raise SettingError(f"--hidden {hidden}: a logistic model has no hidden layers; add --model mlp")
-    return widths(hidden or "64") if model is ModelName.mlp else ()
-
-
-def _train(
-    flags: RunFlags,
+def _own(
     table: Annotated[Path, typer.Argument(metavar="TABLE", help="CSV or Parquet file, one example a row.")],
     target: Annotated[str, option(panel=PROBLEM, help="Column to predict: two values, several classes or a number.")],
     constraint: Annotated[list[str] | None, option(panel=PROBLEM, help=_CONSTRAINTS)] = None,
@@ -109,38 +95,33 @@ def _train(
     separator: Annotated[str | None, option(panel=PROBLEM, help=SEPARATOR)] = None,
     decimal: Annotated[str | None, option(panel=PROBLEM, help=DECIMAL)] = None,
     encoding: Annotated[str, option(panel=PROBLEM, help=ENCODING)] = "utf-8",
-) -> int:
+) -> None:
+    """The flags of a fit beside those of a run."""
+
+
+def _train(flags: RunFlags, table: Path, **own: Any) -> int:
     """Train a constrained model on your own table, over clients; apply it with fedsgm predict.
 
     Missing values and categories are handled; the sensitive columns stay features unless dropped. The run folder
     gets model.json beside what every run has.
     """
-    from fedsgm.base.describe import describe
-    from fedsgm.data.reading import Written, read_table
-    from fedsgm.tables import grammar, sanity, trade_off
-    from fedsgm.tables.dealing import prepare
+    from fedsgm.tables import trade_off
 
-    wanted = [grammar.parse(text) for text in constraint or []]
-    layers = layers_of(model, hidden)
-    fitting.check_confidence(confidence, test_fraction)
-    at = None if bounds is None else trade_off.parse_bounds(bounds, wanted)
-    if seeds != 1 and at is None:
+    layers = layers_of(own["model"], own["hidden"])
+    confidence, bounds, seeds = own["confidence"], own["bounds"], own["seeds"]
+    fitting.check_confidence(confidence, own["test_fraction"])
+    if seeds != 1 and bounds is None:
         raise SettingError(f"--seeds {seeds}: a fit has one seed, --seed; with --bounds it may have several")
-    deal: dict[str, Any] = {"target": target, "client_by": client_by, "clients": clients, "drop": drop or []}
-    deal |= {"task": task and task.value, "positive": positive, "weight": weight, "test_fraction": test_fraction}
-    written = Written(separator, decimal, encoding)
-    rows = read_table(table, written=written, used=lambda name: name not in deal["drop"])
+    given = Given.read(table, own)
+    wanted = given.wanted
+    at = None if bounds is None else trade_off.parse_bounds(bounds, wanted)
 
     def made(seed: int) -> Fitting:
-        prepared = prepare(rows, wanted=wanted, seed=seed, **deal)
-        return Fitting(dataclasses.replace(flags, seed=seed), prepared, layers, weigh.value)
+        return Fitting(dataclasses.replace(flags, seed=seed), given.prepared(seed, own), layers, own["weigh"].value)
 
     first = made(flags.seed)
-    rule = describe(building.algorithm(flags, first.params)).get("rule", {})
-    for note in (*first.prepared.notes, *sanity.at_odds(rule, first.problem(wanted).ranges)):
+    for note in first.notes(wanted):
         say(f"note: {note}", file=sys.stderr)
-    own = {"model": model.value, "hidden": hidden, "confidence": confidence, "bounds": bounds, "seeds": seeds}
-    own |= deal | dataclasses.asdict(written) | {"weigh": weigh.value, "constraint": constraint or []}
     settings = config.plain(own) | flags.settings()
     if at is not None:
         return _trade_off([first, *(made(flags.seed + i) for i in range(1, seeds))], wanted, at, table, settings)
@@ -184,5 +165,5 @@ def _trade_off(
     return 0
 
 
-PARAMETERS = own_parameters(_train)[1:]
+PARAMETERS = own_parameters(_own)
 fit = command(_train, PARAMETERS, DEFAULTS, without=("seeds",))

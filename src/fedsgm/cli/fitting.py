@@ -3,21 +3,64 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsgm.base.errors import SettingError
 from fedsgm.cli import building
 from fedsgm.cli.flags import RunFlags
+from fedsgm.cli.setups import widths
 
 if TYPE_CHECKING:
     from fedsgm.core.problem import Problem
+    from fedsgm.data.table import Table
     from fedsgm.results.result import Result
     from fedsgm.tables.dealing import Prepared
     from fedsgm.tables.grammar import Wanted
     from fedsgm.tables.models import MLP
     from fedsgm.tables.sanity import Comparison
     from fedsgm.tables.trade_off import Point
+
+_DEALT = ("target", "client_by", "clients", "task", "positive", "weight", "test_fraction")
+
+
+class ModelName(StrEnum):
+    logistic = "logistic"
+    mlp = "mlp"
+
+
+def layers_of(model: ModelName, hidden: str | None) -> tuple[int, ...]:
+    """The widths of the hidden layers."""
+    if hidden is not None and model is ModelName.logistic:
+        raise SettingError(f"--hidden {hidden}: a logistic model has no hidden layers; add --model mlp")
+    return widths(hidden or "64") if model is ModelName.mlp else ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Given:
+    """A table as it was read, and the constraints that were said."""
+
+    rows: Table
+    wanted: Sequence[Wanted]
+
+    @classmethod
+    def read(cls, table: Path, own: Mapping[str, Any]) -> Given:
+        """By the flags of a fit that are its own."""
+        from fedsgm.data.reading import Written, read_table
+        from fedsgm.tables import grammar
+
+        wanted = [grammar.parse(text) for text in own["constraint"] or []]
+        written = Written(own["separator"], own["decimal"], own["encoding"])
+        return cls(read_table(table, written=written, used=lambda name: name not in (own["drop"] or [])), wanted)
+
+    def prepared(self, seed: int, own: Mapping[str, Any]) -> Prepared:
+        """Dealt out and held out, by the same flags."""
+        from fedsgm.tables.dealing import prepare
+
+        deal = {name: own[name] for name in _DEALT}
+        return prepare(self.rows, wanted=self.wanted, seed=seed, drop=own["drop"] or [], **deal)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +76,14 @@ class Fitting:
         from fedsgm.tables.fit import make_problem
 
         return make_problem(self.net, wanted, self.prepared, self.weigh)
+
+    def notes(self, wanted: Sequence[Wanted]) -> tuple[str, ...]:
+        """What to know before a run."""
+        from fedsgm.base.describe import describe
+        from fedsgm.tables import sanity
+
+        rule = describe(building.algorithm(self.flags, self.params)).get("rule", {})
+        return (*self.prepared.notes, *sanity.at_odds(rule, self.problem(wanted).ranges))
 
     @property
     def net(self) -> MLP:

@@ -89,6 +89,7 @@ def _save(path: Path, base: dict[str, Any], rows: Sequence[Row]) -> None:
             "excess": row.excess[j],
             "feasible_rounds": row.feasible_rounds[j],
             **{f"constraint {name}": row.constraints[name][j] for name in names},
+            **{f"good {head}": values[j] for head, values in row.good.items()},
         }
         for row in rows
         for j, seed in enumerate(row.seeds)
@@ -122,16 +123,20 @@ def _rows(lines: list[dict[str, Any]]) -> list[Row]:
     rows = []
     for name, group in itertools.groupby(lines, key=lambda line: line["setting"]):
         seeds = list(group)
-        constraints = [key for key in seeds[0] if key.startswith("constraint ")]
+        parts = {
+            kind: {key.removeprefix(kind): [line[key] for line in seeds] for key in seeds[0] if key.startswith(kind)}
+            for kind in ("constraint ", "good ")
+        }
         rows.append(
             Row(
                 name,
                 seeds[0]["kind"],
                 [line["seed"] for line in seeds],
                 [line["objective"] for line in seeds],
-                {key.removeprefix("constraint "): [line[key] for line in seeds] for key in constraints},
+                parts["constraint "],
                 [line["excess"] for line in seeds],
                 [line["feasible_rounds"] for line in seeds],
+                good=parts["good "],
             )
         )
     return rows

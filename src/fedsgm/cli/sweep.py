@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,8 +16,11 @@ from fedsgm.cli import building, config
 from fedsgm.cli.flags import RUN, RunFlags, command, option, own_parameters, relevant, value_types
 from fedsgm.cli.setups import SETUPS, Setup
 
+if TYPE_CHECKING:
+    from fedsgm.results.comparison import Row
+
 commands = typer.Typer(no_args_is_help=True, help="Run an experiment for a grid of settings.")
-_OF_ONE_RUN = ("checkpoint", "checkpoint_every", "resume", "debug", "require_feasible")
+OF_ONE_RUN = ("checkpoint", "checkpoint_every", "resume", "debug", "require_feasible")
 
 
 def _own(
@@ -29,6 +33,9 @@ def _own(
     """The flags that a sweep has of its own."""
 
 
+OWN = own_parameters(_own)
+
+
 def _add(name: str) -> None:
     setup = SETUPS[name]
 
@@ -37,13 +44,12 @@ def _add(name: str) -> None:
 
     sweep.__doc__ = f"Run {name} for every combination of settings; the best feasible one is named."
     defaults = setup.defaults | {"out": Path("sweeps") / name}
-    own = [*own_parameters(_own), *setup.parameters]
-    commands.command(name)(command(sweep, own, defaults, _OF_ONE_RUN + setup.without))
+    own = [*OWN, *setup.parameters]
+    commands.command(name)(command(sweep, own, defaults, OF_ONE_RUN + setup.without))
 
 
 def _sweep(flags: RunFlags, vary: list[str], resume: bool, setup: Setup, own: dict[str, Any]) -> int:
     from fedsgm.cli import grid
-    from fedsgm.results import comparison
 
     settings = grid.grid(vary, value_types(setup.parameters))
     base = {name: value for name, value in (config.plain(own) | flags.settings()).items() if name not in settings[0]}
@@ -63,18 +69,25 @@ def _sweep(flags: RunFlags, vary: list[str], resume: bool, setup: Setup, own: di
         chosen, prepared = prepare(setting)
         return building.simulate(chosen, *prepared)
 
-    distinct = _distinct(settings, flags)
-    for setting in distinct:  # a wrong value is found now, not when its turn comes
+    each = distinct(settings, flags)
+    for setting in each:  # a wrong value is found now, not when its turn comes
         chosen, (_, clients, params, _) = prepare(setting)
         building.check(chosen, len(clients), params)
-    rows = grid.run(distinct, simulate, folder=flags.out, base=base, resume=resume, progress=flags.progress)
-    say(f"{comparison.table(comparison.ranked(rows))}\n\n{comparison.best(rows)}\n{comparison.NOTE}")
-    comparison.plot(rows, flags.out / "sweep.png")
-    say(f"\nSaved in {flags.out}: sweep.parquet, sweep.png")
+    rows = grid.run(each, simulate, folder=flags.out, base=base, resume=resume, progress=flags.progress)
+    tell(rows, flags.out)
     return 0
 
 
-def _distinct(settings: list[dict[str, Any]], flags: RunFlags) -> list[dict[str, Any]]:
+def tell(rows: Sequence[Row], out: Path, beside: str = "") -> None:
+    """Print and draw what the settings came to, and what stands ``beside`` them."""
+    from fedsgm.results import comparison
+
+    say(f"{comparison.table(comparison.ranked(rows))}\n\n{comparison.best(rows)}\n{beside}{comparison.NOTE}")
+    comparison.plot(rows, out / "sweep.png")
+    say(f"\nSaved in {out}: sweep.parquet, sweep.png")
+
+
+def distinct(settings: list[dict[str, Any]], flags: RunFlags) -> list[dict[str, Any]]:
     """The settings without what their rules do not use, each once."""
     from fedsgm.cli import grid
 

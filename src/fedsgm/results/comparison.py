@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from fedsgm.results.verdict import aligned, bound_in_words, number
 
 NOTE = "The numbers are those of the answers (result.answer), but for the last column."
 
+_PARTS = {"train": "training", "test": "held out"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -28,11 +30,12 @@ class Row:
     kind: str  # rows of a kind share a colour
     seeds: Sequence[int]
     objective: Sequence[float]
-    constraints: dict[str, Sequence[float]]
+    constraints: Mapping[str, Sequence[float]]
     excess: Sequence[float]  # how far past a bound at most
     feasible_rounds: Sequence[float]  # the share of the last 100 rounds within every bound
     ranges: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # of what is no upper bound
     more: dict[str, str] = dataclasses.field(default_factory=dict)  # other columns, by their heads
+    good: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)  # how often right, or R2, by part
     problem: str = ""  # which it is of: objectives of different problems are not compared
 
     @classmethod
@@ -48,6 +51,7 @@ class Row:
             result.excess("train", kind).tolist(),
             result.feasible_rounds.tolist(),
             result.ranges,
+            good=_good(result),
         )
 
     @property
@@ -70,6 +74,15 @@ class Row:
         return float(np.mean(self.objective))
 
 
+def _good(result: Result) -> dict[str, Sequence[float]]:
+    """Of a fit, whose model was compared with others: how good it is, in a column for each part."""
+    compared = result.settings.get("model", {}).get("compared")
+    if compared is None:
+        return {}
+    found = compared["model"]["good"]
+    return {f"{compared['measure']}, {told}": [found[part]] for part, told in _PARTS.items() if part in found}
+
+
 def ranked(rows: Sequence[Row]) -> list[Row]:
     """The feasible ones by objective, then the others by how far they are past a bound."""
 
@@ -81,12 +94,8 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
 
 
 def of_finished(label: str, result: Result) -> Row:
-    """The row of a run by itself: with its bounds, how often a fit is right, and what problem it is of."""
+    """The row of a run by itself: with its bounds, and what problem it is of."""
     more = {f"bound on {name}": bound_in_words(allowed) for name, allowed in result.ranges.items()}
-    compared = result.settings.get("model", {}).get("compared")
-    for part, told in (("train", "training"), ("test", "held out")) if compared else ():
-        if part in compared["model"]["good"]:
-            more[f"{compared['measure']}, {told}"] = number(compared["model"]["good"][part])
     problem = json.dumps([result.settings["problem"], result.ranges], sort_keys=True, default=str)
     return dataclasses.replace(Row.of(label, result), more=more, problem=problem)
 
@@ -100,8 +109,9 @@ def table(rows: Sequence[Row]) -> str:
     """One line a row: the mean objective, the worst seed of each constraint, and how often it is feasible."""
     names = _names(rows)
     more = list(dict.fromkeys(head for row in rows for head in row.more))
+    good = list(dict.fromkeys(head for row in rows for head in row.good))
     last = ["over by", "seeds feasible", "last 100 rounds"]
-    lines = [["", "objective", *(f"{name} (worst)" for name in names), *more, *last]]
+    lines = [["", "objective", *(f"{name} (worst)" for name in names), *more, *good, *last]]
     for row in rows:
         within = int((np.asarray(row.excess) <= 0).sum())
         lines.append(
@@ -110,6 +120,7 @@ def table(rows: Sequence[Row]) -> str:
                 number(row.mean),
                 *(number(row.worst_of(name)) if name in row.constraints else "" for name in names),
                 *(row.more.get(head, "") for head in more),
+                *(number(float(np.mean(row.good[head]))) if head in row.good else "" for head in good),
                 "within" if row.worst <= 0 else number(row.worst),
                 f"{within} of {len(row.excess)}",
                 f"{np.mean(row.feasible_rounds):.0%}",

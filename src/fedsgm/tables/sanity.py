@@ -6,7 +6,7 @@ A model that is within every bound may still be of no use: to answer "no" to eve
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from fedsgm.results.result import Result, excess
 from fedsgm.results.verdict import number
 from fedsgm.tables.dealing import Prepared
 from fedsgm.tables.models import MLP
+from fedsgm.tables.targets import Target
 
 RIGHT, SQUARED = "right", "R2"  # how good: the share of the rows that is right, or of a number R squared
 
@@ -105,34 +106,59 @@ def in_the_way(result: Result) -> bool:
     return bool(result.history["weight"].any())
 
 
+def measure(target: Target) -> str:
+    return RIGHT if target.classes else SQUARED
+
+
+def always(model: MLP, like: Any, target: Target) -> dict[str, Any]:
+    """The parameters of every constant answer, by its name; of the same form as ``like``."""
+    names = [f"always {label!r}" for label in target.classes] or ["always the mean"]
+    return {name: model.constant(like, label) for label, name in enumerate(names)}
+
+
+def constants(model: MLP, like: Any, problem: Problem, prepared: Prepared) -> tuple[Answer, ...]:
+    """What every constant answer comes to."""
+    answers = always(model, like, prepared.target)
+    measured = recording.values_of(problem, prepared.clients, list(answers.values()))
+    return tuple(
+        _judged(name, model, params, problem, prepared, values)
+        for (name, params), values in zip(answers.items(), measured, strict=True)
+    )
+
+
 def compare(
     model: MLP, problem: Problem, prepared: Prepared, result: Result, unconstrained: Result | None
 ) -> Comparison:
     """The answer of a run, of a run of :func:`unbounded`, and every constant one; of runs with one seed."""
-    parts = {"train": prepared.clients.together()[0]} | ({} if prepared.test is None else {"test": prepared.test})
-
-    def judged(name: str, params: Any, values: dict[str, float]) -> Answer:
-        scores = {part: _scores(model, params, examples["x"]) for part, examples in parts.items()}
-        good = {part: prepared.target.quality(found, parts[part]["y"]) for part, found in scores.items()}
-        past = [excess(np.asarray(values[name], np.float32), allowed) for name, allowed in problem.ranges.items()]
-        return Answer(name, good, values, bool(all(each <= 0 for each in past)))
 
     def of(name: str, run: Result) -> Answer:
-        return judged(name, run.answer, {each: float(run.value("train", each, "answer")[0]) for each in problem.names})
+        values = {each: float(run.value("train", each, "answer")[0]) for each in problem.names}
+        return _judged(name, model, run.answer, problem, prepared, values)
 
-    classes = prepared.target.classes
-    always = [model.constant(result.answer, label) for label in range(len(classes) or 1)]
-    names = [f"always {label!r}" for label in classes] or ["always the mean"]
-    measured = recording.values_of(problem, prepared.clients, always)
     return Comparison(
         of("the model", result),
         None if unconstrained is None else of("without the constraints", unconstrained),
-        tuple(
-            judged(name, params, {each: values[each] for each in problem.names})
-            for name, params, values in zip(names, always, measured, strict=True)
-        ),
-        RIGHT if classes else SQUARED,
+        constants(model, result.answer, problem, prepared),
+        measure(prepared.target),
     )
+
+
+def judged(name: str, good: dict[str, float], values: Mapping[str, float], problem: Problem) -> Answer:
+    """An answer that is so good, with these values of the constraints."""
+    own = {each: float(values[each]) for each in problem.names}
+    past = [excess(np.asarray(own[each], np.float32), allowed) for each, allowed in problem.ranges.items()]
+    return Answer(name, good, own, bool(all(each <= 0 for each in past)))
+
+
+def _judged(
+    name: str, model: MLP, params: Any, problem: Problem, prepared: Prepared, values: Mapping[str, float]
+) -> Answer:
+    parts = {"train": prepared.clients.together()[0]} | ({} if prepared.test is None else {"test": prepared.test})
+    good = {
+        part: prepared.target.quality(_scores(model, params, examples["x"]), examples["y"])
+        for part, examples in parts.items()
+    }
+    return judged(name, good, values, problem)
 
 
 def _scores(model: MLP, params: Any, x: np.ndarray) -> np.ndarray:
