@@ -146,6 +146,22 @@ def test_worse_than_a_constant_is_said_first(tmp_path):
     assert "take a larger beta, or the adaptive rule" in called.out or "the last parameters are" not in called.out
 
 
+def test_a_fit_that_diverged_is_json_for_strict_readers_and_is_shown_again(tmp_path):
+    pd.DataFrame(applications(300)).to_csv(tmp_path / "t.csv", index=False)
+    flags = ("--target", "x0", "--constraint", "mean_gap(group) <= 0.1", "--step-size", "1e20", "--rounds", "5")
+    called = call("fit", tmp_path / "t.csv", *flags, "--no-progress", "--out", tmp_path / "run", draw=False)
+    assert called.code == 0, called.err
+    assert "Model: UNDEFINED, as the run diverged" in called.out
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    json.loads((tmp_path / "run" / "result.json").read_text(), parse_constant=refuse)
+    again = call("show", tmp_path / "run", draw=False)
+    assert again.code == 0, again.err
+    assert again.out.splitlines()[:6] == called.out.splitlines()[:6]
+
+
 def test_what_bounds_cost(table, tmp_path):
     """Every seed at every bound, as a fit of that seed and bound has it, beside no constraint and a constant answer."""
     short = ("--target", "income", "--rounds", "60", "--no-progress")

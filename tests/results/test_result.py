@@ -792,6 +792,21 @@ def test_values_that_are_no_numbers_round_trip(tmp_path):
     assert_same(result, loaded(result, tmp_path))
 
 
+def test_settings_that_are_no_numbers_round_trip(tmp_path):
+    """In JSON that has no NaN and no Infinity, which strict readers refuse; texts stay texts, and None is None."""
+    result = made({"objective": [[0.1], [0.2], [0.3]], "g": [[0.4]] * 3})
+    more = {"a": NAN, "b": [np.inf, (-np.inf, 1.5)], "c": {"number": 2.0}, "d": "nan", "e": None, "number": "inf"}
+    dataclasses.replace(result, settings=result.settings | {"more": more}).save(tmp_path)
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    json.loads((tmp_path / "result.json").read_text(), parse_constant=refuse)
+    loaded = fs.Result.load(tmp_path).settings["more"]
+    assert np.isnan(loaded.pop("a"))
+    assert loaded == {name: value for name, value in more.items() if name != "a"} | {"b": [np.inf, [-np.inf, 1.5]]}
+
+
 def test_bounds_of_every_sense_round_trip(tmp_path):
     bounds = {"g": 0.5, "recall": (0.75, np.inf), "rate": (0.25, 0.5)}
     result = made({name: column(0.5, 0.5, 0.5) for name in ("objective", *bounds)}, bounds=bounds)

@@ -146,11 +146,11 @@ class Result:
                 for part, values in self.values.items()
             },
             "ranges": {name: _jsonable(list(each)) for name, each in self.ranges.items()},
-            "settings": self.settings,
+            "settings": _finite(self.settings),
             "params": forms,
             "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
         }
-        write_atomically(folder / "result.json", (json.dumps(document, indent=1) + "\n").encode())
+        write_atomically(folder / "result.json", (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
 
     @classmethod
     def load(cls, folder: str | Path) -> Result:
@@ -159,7 +159,7 @@ class Result:
 
         folder = Path(folder)
         try:
-            document = json.loads((folder / "result.json").read_bytes())
+            document = json.loads((folder / "result.json").read_bytes(), object_hook=_number)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise SettingError(f"{folder} is not a run: it has no result.json") from None
         except (json.JSONDecodeError, UnicodeDecodeError):
@@ -224,6 +224,21 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, list):
         return [_jsonable(item) for item in value]
     return None if np.isnan(value) else value if np.isfinite(value) else str(value)
+
+
+def _finite(settings: Any) -> Any:
+    """Settings with ``{"number": "nan"}`` for a number that JSON does not have, as a run that diverged may hold."""
+    if isinstance(settings, dict):
+        return {name: _finite(value) for name, value in settings.items()}
+    if isinstance(settings, (list, tuple)):
+        return [_finite(item) for item in settings]
+    return {"number": str(settings)} if isinstance(settings, float) and not math.isfinite(settings) else settings
+
+
+def _number(found: dict[str, Any]) -> Any:
+    """The number that :func:`_finite` wrote so."""
+    told = found.get("number")
+    return float(told) if len(found) == 1 and told in ("nan", "inf", "-inf") else found
 
 
 def _to_parquet(history: dict[str, np.ndarray], seeds: list[int]) -> bytes:
