@@ -18,8 +18,8 @@ import fedsgm as fs
 from fedsgm.__main__ import app
 from fedsgm.cli import federate_fit, rehearsal
 from fedsgm.federation.flare import kits
-from support.commands import FILES, Run, assert_one_error, call, spellings, write
-from support.sites import SITES, Together, assert_same_model, headlines, people
+from support.commands import Run, assert_one_error, call, spellings
+from support.sites import SITES, Together, assert_that_of_fit, people
 from support.sites import write as write_tables
 
 FIT = ("--target", "ok", "--rounds", "12", "--evaluate-every", "3", "--no-progress")
@@ -57,24 +57,7 @@ SETTINGS = {
 @pytest.mark.usefixtures("together")
 def test_the_model_is_that_of_fit(name, tables, tmp_path):
     """With missing numbers and dates, categories that one site alone has, and one that a site lacks."""
-    flags = (*FIT, *SETTINGS[name])
-    called = call("federate", "fit", *tables, *flags, "--out", tmp_path / "run", draw=False)
-    assert called.code == 0, called.err
-    whole = call(
-        *("fit", tables[0].with_name("all.csv"), "--client-by", "site", *flags, "--out", tmp_path / "one"), draw=False
-    )
-    assert whole.code == 0, whole.err
-    found, expected = Run(tmp_path / "run", called), Run(tmp_path / "one", whole)
-    assert_same_model(found, expected)
-    assert called.err == whole.err, "the same was noticed"
-    assert headlines(called.out) == headlines(whole.out)
-    assert {path.name for path in found.folder.iterdir()} == {*FILES, "model.json"}
-    for table in tables:
-        answers = [call("predict", run.folder, table) for run in (found, expected)]
-        assert [answer.code for answer in answers] == [0, 0], answers
-        frames = [pd.read_csv(write(tmp_path / "p.csv", answer.out)) for answer in answers]
-        np.testing.assert_allclose(frames[0].iloc[:, 1], frames[1].iloc[:, 1], atol=1e-4)
-        assert (frames[0].iloc[:, 0] == frames[1].iloc[:, 0]).all()
+    assert_that_of_fit(tables, (*FIT, *SETTINGS[name]), tmp_path)
 
 
 def test_the_settings_repeat_it_and_an_exit_code_judges_it(tables, together, tmp_path):
@@ -90,7 +73,9 @@ def test_the_settings_repeat_it_and_an_exit_code_judges_it(tables, together, tmp
     flags = ("--config", settings, "--no-progress", "--require-feasible", "--out", tmp_path / "again")
     again = call("federate", "fit", *tables, *flags, draw=False)
     assert again.code == 3, again.err
-    assert again.out.startswith("Model: OVER A BOUND on the training data; ")
+    worse, model, *_ = again.out.splitlines()
+    assert worse.startswith("WORSE THAN A CONSTANT: always 'yes': "), "which has no loss of that class"
+    assert model.startswith("Model: OVER A BOUND on the training data; ")
     for name in ("params.safetensors", "model.json", "settings.toml"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "first" / name).read_bytes()
     toml = Run(tmp_path / "again").toml
@@ -99,6 +84,21 @@ def test_the_settings_repeat_it_and_an_exit_code_judges_it(tables, together, tmp
     assert again.out.splitlines()[-1] == (
         f"Its model is in model.json. Apply it: fedsgm predict {tmp_path / 'again'} NEW.csv"
     )
+
+
+@pytest.mark.usefixtures("together")
+def test_worse_than_a_constant(tables, tmp_path):
+    """Within every bound, but less often right than to say the same to everybody: exit code 3."""
+    flags = ("--rounds", "1", "--step-size", "1e-30", "--evaluate-every", "0", "--require-feasible")
+    called = call(
+        "federate", "fit", *tables, *FIT, *flags, "--constraint", "error_rate <= 0.6", "--out", tmp_path / "run"
+    )
+    rows = people()["ok"]
+    assert rows.value_counts(normalize=True).max() > 0.52
+    assert called.code == 3, called.out
+    worse, model, *_ = called.out.splitlines()
+    assert re.match(r"WORSE THAN A CONSTANT: always '(yes|no)': .* on the training rows, within every bound; ", worse)
+    assert model.startswith("Model: within every bound")
 
 
 # What every flag does ------------------------------------------------------------------------------------------------
@@ -178,12 +178,14 @@ CASES = [
     Case("--port 8123", lambda run: run.port == 8123),
     Case("--timeout 7.5", lambda run: run.timeout == run.stated.timeout == 7.5),
     Case("--min-participants 2", lambda run: run.min_participants == 2),
-    Case("--target sex", lambda run: run.agreed["classes"] == ("f", "m") and "ok" in features(run)),
+    Case("--target sex", lambda run: run.agreed["target"]["classes"] == ("f", "m") and "ok" in features(run)),
     Case("--constraint class_loss(yes)<=0.5", lambda run: run.problem.bounds == {"class_loss(yes)": 0.5}),
     Case("--model logistic", lambda run: len(run.params) == 1),
     Case("--model mlp --hidden 5,3", lambda run: [layer["b"].shape for layer in run.params] == [(5,), (3,), ()]),
     Case("--drop sex --drop age", lambda run: features(run) == ["seen", "work", "region", "constant", "w"]),
-    Case("--positive no", lambda run: run.agreed["classes"] == ("yes", "no")),
+    Case("--target w --task number", lambda run: run.agreed["target"]["mean"] > 1 and run.params[0]["b"].shape == ()),
+    Case("--target w --task classes", lambda run: run.agreed["target"]["classes"] == ("1", "2", "3")),
+    Case("--positive no", lambda run: run.agreed["target"]["classes"] == ("yes", "no")),
     Case("--test-fraction 0.5", lambda run: run.stated.about.test_fraction == 0.5),
     Case("--weigh clients", lambda run: run.problem.weigh == "clients"),
     Case("--weigh rows", lambda run: run.problem.weigh == "rows"),
@@ -223,7 +225,7 @@ def test_the_defaults_are_those_of_fit():
             typer.main.get_command(app).commands["fit"],
         )
     )
-    of_one_table = {"table", "client_by", "clients", "task", "bounds", "confidence"}
+    of_one_table = {"table", "client_by", "clients", "bounds", "confidence"}
     assert plain.keys() - own.keys() == {*of_one_table, *rehearsal.NOT_FEDERATED}
     assert own.keys() - plain.keys() == {"tables", "least", "port", "timeout", "min_participants"}
     differ = {name for name in own.keys() & plain.keys() if own[name] != plain[name]}
@@ -293,13 +295,33 @@ REFUSED = {
         "",
         (r"column 'age': it has numbers at .*north.csv and texts at .*south.csv; write it alike everywhere",),
     ),
-    "three classes": (
+    "the positive one of three classes": (
         column("ok", lambda f: np.where(np.arange(len(f)) < 9, "maybe", f["ok"])),
+        "--positive maybe",
+        ("'ok' has 3 classes", "leave 'maybe' out"),
+    ),
+    "many classes": (
+        column("ok", lambda f: [f"k{i}" for i in range(len(f))]),
         "",
-        ("'ok' has 3 values", "'maybe'", "two classes"),
+        ("south.csv: target: 'ok' has .* classes, but at most 20 are told", "--task number"),
+    ),
+    "a rate of numbers": (
+        column("ok", lambda f: np.arange(len(f)) / 7, SITES),
+        "",
+        ("the target is a number", "mean_gap"),
+    ),
+    "no number": (None, "--task number", ("north.csv: task: 'ok' has values that are no numbers",)),
+    "few rows of a number": (
+        lambda frames: {s: f.assign(ok=np.arange(len(f)) / 7) for s, f in frames},
+        "--task number --least 1000",
+        ("no site has 1000 rows to tell the mean of 'ok' of; lower --least",),
     ),
     "one class": (column("ok", "yes", SITES), "", ("'ok' has 1 value", "two classes")),
-    "a number": (column("ok", lambda f: np.arange(len(f)) / 7), "", ("south.csv: target: 'ok' has", "two classes")),
+    "numbers at one site": (
+        column("ok", lambda f: np.arange(len(f)) / 7),
+        "",
+        ("what 'ok' is cannot be found out", "number at .*south.csv", "add --task classes or --task number"),
+    ),
     "one group": (column("sex", "f", SITES), "", ("'sex'", "only one value")),
     "many groups": (
         column("sex", lambda f: [f"g{i}" for i in range(len(f))]),
@@ -373,7 +395,8 @@ def test_settings_of_an_experiment_are_looked_at(settings):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("rule", "softer"), ("model", "tree"), ("weigh", "groups"), ("rule", "ipp-conex")]
+    ("name", "value"),
+    [("rule", "softer"), ("model", "tree"), ("weigh", "groups"), ("task", "text"), ("rule", "ipp-conex")],
 )
 def test_settings_that_are_no_choice(name, value):
     with pytest.raises(fs.SettingError, match=rf"{name}[= ]'?{value}"):
@@ -402,7 +425,8 @@ def test_a_project_of_tables(tmp_path, monkeypatch):
     for module in ("experiment", "data"):
         del sys.modules[module]
     assert called.code == 0, called.err
-    assert re.match(r"Model: .*% of \d+ training rows right, .*% of \d+ held-out rows.*\n\n(NOT )?FEASIBLE", called.out)
+    words = r"Model: .*% of \d+ training rows right, .*% of \d+ held-out rows.*\n  always 'yes': .*\n\n(NOT )?FEASIBLE"
+    assert re.search(words, called.out)
     assert "note: constant, so not a feature: 'constant'\n" in called.err
     assert called.out.endswith(f"Apply it: fedsgm predict {tmp_path / 'run'} NEW.csv\n")
     assert call("predict", tmp_path / "run", project / "site-1.csv").code == 0

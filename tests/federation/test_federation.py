@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import fedsgm as fs
 from fedsgm.__main__ import app
+from fedsgm.engines import recording
 from fedsgm.federation import Client, Failure, Program, federate
 from fedsgm.federation.inprocess import Fault, InProcess
 from fedsgm.federation.program import At
@@ -49,6 +50,18 @@ def assert_same_run(federated, simulated):
     for part, values in simulated.values.items():
         for name in values:
             np.testing.assert_allclose(federated.values[part][name], values[name], rtol=2e-5, atol=2e-6)
+
+
+def test_other_parameters_are_measured_beside_the_run(tmp_path):
+    """At the end, over all clients, by an evaluation in one program; the run itself is the same."""
+    others = [jax.tree.map(lambda leaf, k=k: np.full_like(leaf, k), PARAMS) for k in (0.25, -1.5)]
+    found = run(tmp_path / "beside", rounds=3, beside=others)
+    simulated = fs.simulate(ALGORITHM, PROBLEM, CLIENTS, PARAMS, rounds=3, progress=False)
+    expected = recording.values_of(PROBLEM, CLIENTS, others)
+    for mine, theirs in zip(found.settings["federation"]["beside"], expected, strict=True):
+        assert mine == pytest.approx({name: theirs[name] for name in mine}, rel=1e-5)
+        assert mine.keys() >= {"objective", "minority"}
+    assert_same_run(found, simulated)
 
 
 class Recording(InProcess):

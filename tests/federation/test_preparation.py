@@ -67,10 +67,10 @@ class Centred:
     def review(self, examples, params, agreed):
         return [agreed["mean"], float(params["w"]), len(examples.train["a"])]
 
-    def conclude(self, agreed, reviews):
-        return {name: rows for name, (mean, _, rows) in reviews.items() if mean == agreed["mean"]} | {
-            "w": [w for _, w, _ in reviews.values()]
-        }
+    def conclude(self, agreed, result, reviews):
+        rows = {name: rows for name, (mean, _, rows) in reviews.items() if mean == agreed["mean"]}
+        review = rows | {"w": [w for _, w, _ in reviews.values()]}
+        return dataclasses.replace(result, settings=result.settings | {"review": review})
 
     def keep(self, agreed, result, folder):
         pass
@@ -106,7 +106,7 @@ def test_one_job_agrees_runs_and_reviews(tmp_path):
     assert agreed == {"mean": pytest.approx(MEAN)}
     assert_same(result, expected())
     answer = [float(result.answer["w"])] * 3
-    assert result.settings["federation"]["review"] == {"site-1": 2, "site-2": 1, "site-3": 3, "w": answer}
+    assert result.settings["review"] == {"site-1": 2, "site-2": 1, "site-3": 3, "w": answer}
     prepared = [(way, len(data)) for _, way, data in carried.frames if data[:2] == MAGIC]
     counted = result.settings["federation"]["preparation"]
     assert counted == {way: sum(size for each, size in prepared if each == way) for way in ("up", "down")}
@@ -126,7 +126,7 @@ def test_a_process_that_was_started_again_is_told_again(when, tmp_path):
 
     result, _ = carry_out(Centred(), transport(Centred(), DATA, tmp_path, kind=Restarting), run)
     assert_same(result, expected())
-    assert result.settings["federation"]["review"].keys() == {"site-1", "site-2", "site-3", "w"}
+    assert result.settings["review"].keys() == {"site-1", "site-2", "site-3", "w"}
     assert all(not account["left_out"] for account in result.settings["federation"]["clients"])
 
 
@@ -188,7 +188,7 @@ def test_a_client_that_cannot_use_what_was_agreed_on_is_left_out(tmp_path, monke
         result, _ = carry_out(Centred(), transport(Centred(), DATA, tmp_path), run)
     (left,) = [each["left_out"] for each in result.settings["federation"]["clients"] if each["left_out"]]
     assert left == {"KeyError in the client's own code; its log says more": ROUNDS}
-    assert result.settings["federation"]["review"].keys() == {"site-1", "site-2", "w"}
+    assert result.settings["review"].keys() == {"site-1", "site-2", "w"}
 
 
 def test_a_run_goes_on_under_what_was_agreed_on_before(tmp_path):

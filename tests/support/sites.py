@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import io
 import json
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedsgm.federation.preparation import Newcomer
 from fedsgm.federation.protocol import Failure
 from fedsgm.results.result import KINDS
 from fedsgm.tables.federated import TableFit
+from support.commands import FILES, Run, call
 
 SITES = ("north", "south", "west")
 
@@ -81,7 +83,7 @@ def transport(stated, given, folder, plan=None, kind=Recorded):
 
 
 def run(experiment, carried, checkpoint=None):
-    names = ("rounds", "seed", "test", "evaluate_every", "min_participants", "timeout")
+    names = ("rounds", "seed", "test", "evaluate_every", "min_participants", "timeout", "beside")
     settings = {name: getattr(experiment, name) for name in names}
     stated = (experiment.algorithm, experiment.problem, carried, experiment.params)
     return federate(*stated, **settings, checkpoint=checkpoint, progress=False)
@@ -153,9 +155,37 @@ def assert_same_model(found, expected):
         for name in ("mean", "scale"):
             assert mine.pop(name) == pytest.approx(theirs.pop(name), rel=1e-9)
         assert mine == theirs
+    for name in ("mean", "scale"):
+        mine, theirs = (model["target"].pop(name) for model in models)
+        assert mine == pytest.approx(theirs, rel=1e-9)
     digests = [model.pop("digest") for model in models]
     assert len(digests) == 2
     assert models[0] == models[1]
+
+
+def assert_that_of_fit(tables, flags, tmp_path):
+    """A fit over sites is the fit of all rows in one file: its model, what is noticed, told and predicted."""
+    called = call("federate", "fit", *tables, *flags, "--out", tmp_path / "run", draw=False)
+    assert called.code == 0, called.err
+    whole = call(
+        *("fit", tables[0].with_name("all.csv"), "--client-by", "site", *flags, "--out", tmp_path / "one"), draw=False
+    )
+    assert whole.code == 0, whole.err
+    found, expected = Run(tmp_path / "run", called), Run(tmp_path / "one", whole)
+    assert_same_model(found, expected)
+    assert called.err == whole.err, "the same was noticed"
+    assert headlines(called.out) == headlines(whole.out)
+    told, all_of_it = (run.out.partition("\n\n")[0].splitlines() for run in (called, whole))
+    assert [line for line in told if line in all_of_it] == told, "what fit tells of new data needs rows"
+    assert any(line.startswith("  always ") for line in told)
+    shown = call("show", found.folder, draw=False)
+    assert shown.out.partition("\n\n")[0].splitlines() == told
+    assert {path.name for path in found.folder.iterdir()} == {*FILES, "model.json"}
+    for table in tables:
+        answers = [call("predict", run.folder, table) for run in (found, expected)]
+        assert [answer.code for answer in answers] == [0, 0], answers
+        frames = [pd.read_csv(io.StringIO(answer.out)) for answer in answers]
+        pd.testing.assert_frame_equal(*frames, atol=1e-4)
 
 
 def headlines(out):

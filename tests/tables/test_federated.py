@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn import metrics
 
 import fedsgm as fs
 from fedsgm.data.reading import Written, read_table
@@ -20,7 +21,7 @@ from fedsgm.tables.agreeing import Agreed, agree
 from fedsgm.tables.describing import LONGEST, MOST_LABELS, MOST_NAMED, Description, Question, Site
 from fedsgm.tables.federated import TableFit
 from fedsgm.tables.holding import held_out
-from fedsgm.tables.models import MLP
+from fedsgm.tables.targets import Target
 from support.sites import SITES, people, run, state_once, transport, write
 
 CONSTRAINTS = ("demographic_parity(sex) <= 0.1", "equalized_odds(sex * work) <= 0.9")
@@ -47,7 +48,7 @@ def stated(**more):
         return fs.FedSGM(0.1, 2, rule=fs.Soft(20.0), batch_size=16)
 
     about = dataclasses.replace(QUESTION, **{name: more.pop(name) for name in list(more) if name in vars(QUESTION)})
-    return TableFit(about, MLP(), algorithm, **{"rounds": 3, "evaluate_every": 1} | more)
+    return TableFit(about, (), algorithm, **{"rounds": 3, "evaluate_every": 1} | more)
 
 
 # A description -------------------------------------------------------------------------------------------------------
@@ -122,6 +123,13 @@ WRONG = {
     "a truth for a row": lambda d: put(d, "rows", 1, True),
     "too many rows": lambda d: put(d, "left out", 0, 2**60),
     "three parts": lambda d: put(d, "rows", [1, 2, 3]),
+    "a target that is none": lambda d: put(d, "target", 0, "rows"),
+    "a target of few words": lambda d: put(d, "target", ["classes", True]),
+    "a mean of classes": lambda d: put(d, "target", ["classes", True, 10.0, 1.0, 1.0]),
+    "a mean of texts": lambda d: put(put(d, "target", ["number", False, 10.0, 1.0, 1.0]), "classes", []),
+    "a mean of no rows": lambda d: put(put(d, "target", ["number", True, 0.0, 1.0, 1.0]), "classes", []),
+    "squares of a target below 0": lambda d: put(put(d, "target", ["number", True, 9.0, 1.0, -1.0]), "classes", []),
+    "classes of a number": lambda d: put(d, "target", ["number", True, 9.0, 1.0, 1.0]),
     "classes that are not all rows": lambda d: put(d, "classes", 0, 1, 10**6),
     "a class twice": lambda d: put(d, "classes", [d["classes"][0]] * 2),
     "a class that is a number": lambda d: put(d, "classes", 0, 0, 7),
@@ -261,6 +269,141 @@ def test_more_than_the_most_frequent_categories():
     assert agreed.notes == ("'k' has many values; the 64 most frequent are categories",)
 
 
+NUMBERS = {"A": np.arange(30) / 7, "B": 3 + np.arange(50) / 9, "C": np.array([100.0, 200.0])}
+
+
+def numbers(**more):
+    """Sites whose target is a number; the last has two rows."""
+    rng = np.random.default_rng(0)
+    frames = {
+        name: pd.DataFrame({"x": rng.normal(size=len(y)), "sex": ["f", "m"] * (len(y) // 2), "y": y, "w": 1 + y % 2})
+        for name, y in NUMBERS.items()
+    }
+    question = Question("y", ("mean_gap(sex) <= 1",), test_fraction=0, **more)
+    return question, described(frames, question)
+
+
+@pytest.mark.parametrize("weight", [None, "w"])
+def test_the_mean_of_a_number_is_that_of_all_rows(weight):
+    """By NumPy; two rows are too few to tell of, unless that is asked for."""
+    for least, sites in ((5, "AB"), (1, "ABC")):
+        question, told = numbers(weight=weight, least=least, task="number")
+        y = np.concatenate([NUMBERS[name] for name in sites])
+        weights = np.ones(len(y)) if weight is None else 1 + y % 2
+        target = agree(question, told).target
+        mean = np.average(y, weights=weights)
+        assert target.mean == pytest.approx(mean)
+        assert target.scale == pytest.approx(np.sqrt(np.average((y - mean) ** 2, weights=weights)))
+        assert target.classes == ()
+        notes = agree(question, told).notes
+        assert ("2 rows of sites with too few values of 'y': not in its mean" in notes) == (least == 5)
+
+
+def test_values_of_a_number_are_not_told_as_classes():
+    """Not even those of a site that has two rows, and cannot know what they are."""
+    question, told = numbers()
+    assert [site.target.kind for site in told.values()] == ["number", "number", "unsure"]
+    assert [site.classes for site in told.values()] == [{}] * 3
+    assert told["C"].target.mean == 0
+    words = r"what 'y' is cannot be found out .*number at B and unsure at C.*; add --task classes or --task number$"
+    with pytest.raises(fs.SettingError, match=words):
+        agree(question, told)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([0, 1, 1, 1], "classes"),
+        ([3.0, 4.0], "unsure"),
+        (["c", "d", "e"], "classes"),
+        ([1, 2, 3] * 5, "classes"),
+        ([1, 2, 3] * 4, "unsure"),
+        ([0.5, 1.5, 2.5] * 9, "number"),
+        (list(range(21)), "number"),
+    ],
+)
+def test_what_a_site_takes_its_target_for(values, kind):
+    """Labels of numbers are named where each is that of five rows, or 0 or 1."""
+    frame = pd.DataFrame({"y": values, "x": np.arange(len(values)) % 3})
+    question = Question("y", test_fraction=0)
+    told = described({"A": frame}, question)["A"]
+    assert told.target.kind == kind
+    assert (told.classes == {}) == (kind != "classes")
+
+
+def test_classes_of_all_sites():
+    frame = pd.DataFrame({"y": ["a", "b"] * 9, "x": np.arange(18)})
+    question = Question("y", test_fraction=0)
+    frames = {"A": frame, "B": frame.assign(y=["c", "b"] * 9)}
+    agreed = agree(question, described(frames, question))
+    assert agreed.target.classes == ("a", "b", "c")
+    assert "the target 'y' is taken for one of 3 classes" in agreed.notes
+    alone = frames | {"B": frame.assign(y=["c"] + ["b"] * 17)}
+    with pytest.raises(fs.SettingError, match="the class 'c' of 'y' has one row only"):
+        agree(question, described(alone, question))
+    other = Question("y", positive="a", test_fraction=0)
+    with pytest.raises(fs.SettingError, match="positive: 'y' has 3 classes"):
+        agree(other, described(frames, other))
+
+
+def test_numbers_that_are_more_classes_together_than_at_any_site():
+    """Of one table they would be a number."""
+    question = Question("y", test_fraction=0)
+    frames = {name: pd.DataFrame({"y": np.repeat(np.arange(12) + first, 5)}) for name, first in (("A", 0), ("B", 12))}
+    frames = {name: frame.assign(x=np.arange(60)) for name, frame in frames.items()}
+    with pytest.raises(fs.SettingError, match="what 'y' is cannot be found out"):
+        agree(question, described(frames, question))
+    assert len(agree(dataclasses.replace(question, task="classes"), described(frames, question)).target.classes) == 24
+
+
+# How good the model is -----------------------------------------------------------------------------------------------
+
+TWO, THREE, NUMBER = Target("y", ("a", "b")), Target("y", ("a", "b", "c")), Target("y")
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        (TWO, None),
+        (TWO, [1, 2]),
+        (TWO, [10, 11, [5, 5]]),
+        (TWO, [10, 5, [5, 6]]),
+        (TWO, [10, 5, [10]]),
+        (TWO, [0, 0, [0, 0]]),
+        (TWO, [10, 5.0, [5, 5]]),
+        (THREE, [10, 5, [5, 5]]),
+        (NUMBER, [10, 5, [5, 5]]),
+        (NUMBER, [0, 0.0, 0.0, 0.0]),
+        (NUMBER, [10, 1.0, -1.0, 1.0]),
+        (NUMBER, [10, 1.0, 1.0, "1"]),
+    ],
+)
+def test_a_review_that_cannot_be_right_does_not_count(target, told):
+    assert telling.read_tallies({"train": told}, target) == {}
+
+
+def test_reviews_add_up_to_those_of_all_rows():
+    """By scikit-learn, of two parts; and of the constant answers."""
+    rng = np.random.default_rng(0)
+    for target, scores, labels in (
+        (TWO, rng.random(50), rng.integers(0, 2, 50).astype(np.float32)),
+        (THREE, rng.random((50, 3)), rng.integers(0, 3, 50).astype(np.float32)),
+        (NUMBER, rng.normal(size=50), 2 + rng.normal(size=50)),
+    ):
+        sums = []
+        for part in (slice(0, 20), slice(20, None)):
+            told = json.loads(json.dumps(telling.tally_to_json(target.tally(scores[part], labels[part]))))
+            sums.append(telling.read_tallies({"test": told}, target)["test"])
+        both = sums[0] + sums[1]
+        if target is NUMBER:
+            assert both.quality == pytest.approx(metrics.r2_score(labels, scores))
+            assert both.always(0) == pytest.approx(metrics.r2_score(labels, np.zeros(50)))
+            continue
+        assert both.quality == pytest.approx(metrics.accuracy_score(labels, target.decide(scores)))
+        for place in range(len(target.classes)):
+            assert both.always(place) == pytest.approx((labels == place).mean())
+
+
 # A site's errors -----------------------------------------------------------------------------------------------------
 
 SECRET = "Jane Doe"
@@ -273,7 +416,7 @@ FILES = {
     "no target": f"age,sex,{SECRET}\n1,f,2\n",
     "no value of the target": f"age,ok,sex,w\n{SECRET},,f,1\n",
     "a weight that is none": f"age,ok,sex,w\n1,yes,f,{SECRET}\n2,no,m,1\n",
-    "a target of many values": "age,ok,sex,w\n" + "".join(f"1,{SECRET} {i},f,1\n" for i in range(30)),
+    "a target of many classes": "age,ok,sex,w\n" + "".join(f"1,{SECRET} {i},f,1\n" for i in range(30)),
     "many groups": "age,ok,sex,w\n" + "".join(f"1,yes,{SECRET} {i},1\n" for i in range(30)),
     "a long name": f"age,ok,sex,w,{SECRET * 40}\n1,yes,f,1,1\n2,no,m,1,1\n",
     "a table that is not there": None,
@@ -324,18 +467,20 @@ def carried(tables, tmp_path_factory):
     return found
 
 
-def test_before_the_run_a_site_sends_its_description_and_after_it_two_counts(carried):
+def test_before_the_run_a_site_sends_its_description_and_after_it_counts(carried):
     said = [(name, opened(data)[0]) for name, way, data in carried.frames if way == "up" and data[:2] == MAGIC]
     assert [words.keys() - {"to"} for _, words in said] == [{"told"}] * 3 + [set()] * 3 + [{"told"}] * 3
     for _, words in said[:3]:
-        assert words["told"].keys() == {"rows", "left out", "classes", "groups", "dropped", "columns"}
+        assert words["told"].keys() == {"rows", "left out", "target", "classes", "groups", "dropped", "columns"}
+        assert words["told"]["target"] == ["classes", False, 0, 0, 0], "of classes no more than their counts"
         for name, kind, *numbers, categories in words["told"]["columns"]:
             assert len(numbers) == 5
             assert len(categories) <= {"sex": 2, "work": 3, "region": 1, "constant": 1}.get(name, 0), kind
     rows = {name: sum(words["told"]["rows"]) for name, words in said[:3]}
     for name, words in said[6:]:
         assert words["told"].keys() == {"train", "test"}
-        assert sum(count for _, count in words["told"].values()) == rows[name]
+        assert sum(count for count, *_ in words["told"].values()) == rows[name]
+        assert all(right <= count == sum(by_class) for count, right, by_class in words["told"].values())
 
 
 def test_in_the_run_a_site_sends_as_much_as_any_other_whatever_its_rows(carried):
@@ -352,7 +497,9 @@ def test_in_the_run_a_site_sends_as_much_as_any_other_whatever_its_rows(carried)
     sums = [unpack(reply.content) for kind, (_, reply) in zip(asked, replies, strict=True) if kind != Kind.UPDATE]
     counts = [sum(np.size(leaf) for leaf in jax.tree.leaves(each)) for each in sums]
     each = 2 + 3 * 2 + 3 * 4  # the loss and its rows; rows, scores and decisions by group, and by group and class
-    assert max(counts) == 4 * each, "of the last, the average, the best and the least violated parameters"
+    assert max(counts) == 6 * each, (
+        "of the last, the average, the best and the least violated parameters, two constants"
+    )
 
 
 def test_no_value_of_a_row_is_in_what_is_sent(carried, frame, tables):
@@ -378,3 +525,32 @@ def test_the_recording_sees_what_is_sent(carried):
     assert json.dumps(age["mean"]).encode() in sent
     assert b"clerk" in sent
     assert np.asarray(carried.result.answer[0]["w"], "<f4").tobytes() in sent
+
+
+def test_of_a_number_five_sums_are_sent_and_no_value(frame, tables, tmp_path, monkeypatch):
+    """Before the run its weight, mean and squares by pandas, after it the rows and three sums; of enough rows alone."""
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    state_once(monkeypatch)
+    fit = stated(target="age", constraints=("mean_gap(sex) <= 1",), least=20)
+    found = transport(fit, tables, tmp_path)
+    result, agreed = carry_out(fit, found, run)
+    said = [opened(data)[0].get("told") for _, way, data in found.frames if way == "up" and data[:2] == MAGIC]
+    for client, (site, told, review) in enumerate(zip(SITES, said[:3], said[6:], strict=True)):
+        own = frame[(frame["site"] == site) & frame["age"].notna()].reset_index(drop=True)
+        held = held_out([own["sex"].to_numpy(object)], 0.25, seed=2, client=client)
+        age = own["age"][~held]
+        expected = pytest.approx([len(age), age.mean(), age.var(ddof=0) * len(age)])
+        assert (told["target"][:2], told["target"][2:]) == (["number", True], expected)
+        assert told["classes"] == []
+        assert review.keys() == ({"train", "test"} if held.sum() >= 20 else {"train"})
+        assert [len(sums) for sums in review.values()] == [4] * len(review)
+        label = (age - agreed["target"]["mean"]) / agreed["target"]["scale"]
+        assert review["train"][:3] == pytest.approx([len(age), label.sum(), (label**2).sum()], rel=1e-4, abs=1e-4)
+    sent = found.said("up") + found.said("down")
+    ages = frame["age"].dropna()
+    assert not [text for text in ages.map(str) if text.encode() in sent]
+    labels = ((ages - agreed["target"]["mean"]) / agreed["target"]["scale"]).to_numpy()
+    for number in (*ages, *labels):
+        for kind in ("<f4", "<f8"):
+            assert np.array(number, kind).tobytes() not in sent, number
+    assert result.settings["model"]["compared"]["measure"] == "R2"

@@ -111,8 +111,8 @@ def test_how_good_answers_are():
     assert number.quality(scores, labels) == pytest.approx(metrics.r2_score(values, told), abs=1e-5)
     error, r2 = metrics.root_mean_squared_error(values, told), metrics.r2_score(values, told)
     words = f"root mean squared error {error:.3g}, R2 {r2:.2f} on 50 new rows"
-    assert number.told(scores, labels, "new") == words
-    assert two.told(np.array([0.1, 0.9, 0.9, 0.9]), np.array([0, 1, 1, 0]), "new") == "75.0% of 4 new rows"
+    assert number.told(number.tally(scores, labels), "new") == words
+    assert two.told(two.tally(np.array([0.1, 0.9, 0.9, 0.9]), np.array([0, 1, 1, 0])), "new") == "75.0% of 4 new rows"
 
 
 @pytest.mark.parametrize("target", [Target("t", ("a", "b")), Target("t", ("a", "ü", "c")), Target("t", (), 1.5, 1e-3)])

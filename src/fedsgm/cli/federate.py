@@ -100,7 +100,7 @@ def submit(
         named = stated.named(run or stated.run, Path(folder) / "job")
         finished = jobs.submit(kit.resolve(), named, join=wait, show=progress)
     result = copy(finished, out)
-    model, notes = told_of_model(out, result)
+    model, notes = told_of_model(result)
     for note in notes:
         say(f"note: {note}", file=sys.stderr)
     say(f"{model}{result.verdict()}")

@@ -19,7 +19,7 @@ import typer
 from fedsgm.base.errors import SettingError
 from fedsgm.base.progress import say
 from fedsgm.cli import building, config, rehearsal
-from fedsgm.cli.fit import DEFAULTS, PARAMETERS, WeighName
+from fedsgm.cli.fit import DEFAULTS, PARAMETERS, TaskName, WeighName
 from fedsgm.cli.fitting import ModelName, layers_of
 from fedsgm.cli.flags import PROBLEM, RuleName, RunFlags, command, option, own_parameters, value_types
 from fedsgm.cli.rehearsal import NOT_FEDERATED, RUN
@@ -29,7 +29,6 @@ from fedsgm.federation.flare import kits
 from fedsgm.tables import fit as tabular
 from fedsgm.tables.describing import Question, Site
 from fedsgm.tables.federated import TableFit
-from fedsgm.tables.models import MLP
 from fedsgm.tables.reader import nearest
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=StrEnum)
 _DEALT = ("table", "client_by", "clients")  # the flags of fit that say whose rows are whose: here files do
-_ONE_TABLE = ("confidence", "bounds", "seeds", "task")  # those that take several runs, or other targets
+_ONE_TABLE = ("confidence", "bounds", "seeds")  # those that take several runs
 
 
 def _own(
@@ -81,10 +80,11 @@ def experiment(**settings: Any) -> TableFit:
         given["test_fraction"],
         flags.seed,
         given["least"],
+        None if given["task"] is None else _chosen(TaskName, "task", given["task"]).value,
     )
     return TableFit(
         about,
-        MLP(layers_of(_chosen(ModelName, "model", given["model"]), given["hidden"])),
+        layers_of(_chosen(ModelName, "model", given["model"]), given["hidden"]),
         functools.partial(building.algorithm, flags),
         _chosen(WeighName, "weigh", given["weigh"]).value,
         Written(given["separator"], given["decimal"], given["encoding"]),
@@ -157,10 +157,11 @@ def _fit(flags: RunFlags, tables: list[Path], port: int, **own: Any) -> int:
         return copy(finished, flags.out, f"federate fit {' '.join(map(str, tables))}", settings)
 
     result = rehearsal.carry_out(job, len(tables), flags, keep=keep, port=port, module=__name__)
-    say(f"{told_of_model(flags.out, result)[0]}{result.verdict()}")
+    say(f"{told_of_model(result)[0]}{result.verdict()}")
     picture(result, flags.out)
     say(f"Its model is in model.json. Apply it: fedsgm predict {flags.out} NEW.csv")
-    return 3 if flags.require_feasible and not result.feasible.all() else 0
+    short = tabular.worse_than_constant(result) or not result.feasible.all()
+    return 3 if flags.require_feasible and short else 0
 
 
 def _rehearsed(stated: TableFit, tables: Sequence[Path]) -> Any:
@@ -177,17 +178,10 @@ def _rehearsed(stated: TableFit, tables: Sequence[Path]) -> Any:
     return stated.agree(described)
 
 
-def told_of_model(out: Path, result: Result) -> tuple[str, list[str]]:
+def told_of_model(result: Result) -> tuple[str, list[str]]:
     """What a finished run's model is, with an empty line after it, and what was noticed; nothing if it has none."""
-    review = result.settings["federation"].get("review")
-    if review is None or not (out / tabular.FILE).exists():
-        return "", []
-    good = {
-        part: f"{count / rows:.1%} of {rows} {tabular.PARTS[part]} rows"
-        for part, (count, rows) in review["right"].items()
-    }
-    target = tabular.TableModel.load(out).target
-    return f"Model: {tabular.describe(result, good, target)}\n\n", review["notes"]
+    model = tabular.told(result)
+    return (f"{model}\n\n" if model else ""), result.settings["federation"].get("notes", [])
 
 
 fit = command(_fit, _FLAGS, DEFAULTS | {"out": Path("runs/federated-fit")}, NOT_FEDERATED)

@@ -44,9 +44,9 @@ def carry_out(
     start = start_of(experiment.params, experiment.seed)
     vector = Layout.of(start).flatten(jax.tree.map(np.asarray, result.answer))
     reviews = talk.review(vector, agreed)
-    told = {"review": stated.conclude(agreed, reviews), "preparation": {"up": talk.up, "down": talk.down}}
-    federation = result.settings["federation"] | told
-    return dataclasses.replace(result, settings=result.settings | {"federation": federation}), agreed
+    federation = result.settings["federation"] | {"preparation": {"up": talk.up, "down": talk.down}}
+    counted = dataclasses.replace(result, settings=result.settings | {"federation": federation})
+    return stated.conclude(agreed, counted, reviews), agreed
 
 
 def _agreed(stated: Preparation, talk: Talk, folder: Path | None) -> Any:

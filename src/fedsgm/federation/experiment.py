@@ -32,6 +32,7 @@ class Experiment:
     evaluate_every: int = 1
     min_participants: int = 1
     timeout: float = 60.0
+    beside: Sequence[Any] = ()
 
 
 def find(name: str, within: Sequence[str | Path]) -> Callable[..., Any]:

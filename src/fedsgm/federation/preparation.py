@@ -72,8 +72,8 @@ class Preparation(Protocol):
         """On a client: what the server is told of these parameters, the run's answer."""
         ...
 
-    def conclude(self, agreed: Any, reviews: Mapping[str, Any]) -> Any:
-        """On the server: what the result says of the reviews, by the clients' names."""
+    def conclude(self, agreed: Any, result: Result, reviews: Mapping[str, Any]) -> Result:
+        """On the server: the result with what the reviews, by the clients' names, say of it in its settings."""
         ...
 
     def keep(self, agreed: Any, result: Result, folder: Path) -> None:

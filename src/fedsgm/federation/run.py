@@ -65,8 +65,9 @@ class Run:
         evaluate_every: int = 1,
         min_participants: int = 1,
         timeout: float = 60.0,
+        beside: Sequence[np.ndarray] = (),
     ) -> None:
-        self.program, self.seed, self.rounds = program, seed, rounds
+        self.program, self.seed, self.rounds, self.beside = program, seed, rounds, beside
         self.evaluate_every, self.min_participants = evaluate_every, min_participants
         self.panel = Panel(transport, seed, timeout, time.time_ns())
         self.model = Followed(program, program.start)
@@ -147,11 +148,11 @@ class Run:
         self._leave_out([client for client in who if client not in answered], tried.reasons)
         return tried
 
-    def finish(self) -> tuple[Ends, dict[str, np.ndarray]]:
-        """The parameters that the run ends with, and their true values over the clients, all that answer."""
+    def finish(self) -> tuple[Ends, dict[str, np.ndarray], list[dict[str, float]]]:
+        """The parameters that the run ends with, and their true values over all clients that answer; and others'."""
         self.panel.up = self.panel.down = 0
         kept = (self.found.averages, self.found.best.w, self.found.least.w)
-        models = [self.model.replica, *(w for w in kept if np.isfinite(w).all())]
+        models = [self.model.replica, *(w for w in kept if np.isfinite(w).all()), *self.beside]
         beside = Beside(self._everybody, self._witnesses())
         reasons: Reasons = {}
         for _ in range(TRIES):
@@ -174,7 +175,8 @@ class Run:
         self._record_beside(self.rounds - 1, beside)
         self._count_frames()
         ends = self.found.ends(self.model.replica, self.rounds, self._answer(found, len(evaluations)))
-        return ends, self._values(found, ends)
+        others = [{name: float(value) for name, value in found[w.tobytes()][0].items()} for w in self.beside]
+        return ends, self._values(found, ends), others
 
     def held_out(self, ends: Ends, program: Program) -> dict[str, np.ndarray] | None:
         """Their values over all examples that the clients hold out, of those that answer; None where nobody does."""

@@ -8,7 +8,7 @@ exchange.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ def federate(
     evaluate_every: int = 1,
     min_participants: int = 1,
     timeout: float = 60.0,
+    beside: Sequence[Any] = (),
     checkpoint: str | Path | Checkpoint | None = None,
     progress: bool | Progress = True,
 ) -> Result:
@@ -56,6 +57,7 @@ def federate(
             hold out themselves (:class:`fedsgm.federation.Parts`), measured there.
         min_participants: a round that fewer answer is repeated, a few times; then the run stops.
         timeout: seconds that a client has for an answer.
+        beside: other parameters, whose true values are measured at the end, too: ``settings["federation"]["beside"]``.
         checkpoint: a folder, or a :class:`Checkpoint`; the run saves itself there after every round, so that it can be
             resumed with nothing lost or counted twice.
         progress: show progress on standard error, or tell this :class:`Progress` of it.
@@ -81,6 +83,7 @@ def federate(
         evaluate_every=evaluate_every,
         min_participants=min_participants,
         timeout=timeout,
+        beside=[program.task.layout.flatten(each) for each in beside],
     )
     if checkpoint is not None:
         kept = Checkpoint(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint
@@ -89,7 +92,7 @@ def federate(
         while run.round < rounds:
             run.step()
             bar.update(run.round, **recording.shown(_with_seed(run.history.columns), problem))
-        ends, train = run.finish()
+        ends, train, others = run.finish()
         own = run.held_out(ends, pooled) if pooled else None
     ends = Ends(ends.vectors[:, None], ends.rounds[:, None])
     values = {"train": train} | ({} if own is None else {"test": own})
@@ -100,7 +103,7 @@ def federate(
         _with_seed(run.history.columns),
         ends,
         values,
-        settings | {"rounds": rounds, "federation": {"clients": accounts}},
+        settings | {"rounds": rounds, "federation": {"clients": accounts, "beside": others}},
         problem,
         lambda stack: program.task.layout.unflatten(stack[0]),
     )

@@ -15,7 +15,7 @@ from fedsgm.data.table import MOST_CATEGORIES, Encoder, Table, as_text, column, 
 from fedsgm.tables.grammar import OF_GROUPS, Wanted
 from fedsgm.tables.groups import crossed
 from fedsgm.tables.holding import check_groups, held_out_of_each
-from fedsgm.tables.targets import Target, find_target
+from fedsgm.tables.targets import Target, find_target, taken_for
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ def prepare(
     table = counted(table, target, weight, notes)
     values = table[target]
     aim = find_target(target, values, task, positive)
-    notes += _taken_for(aim, values) if task is None else []
+    notes += taken_for(aim, values.dtype.kind == "f") if task is None else []
     given = {} if weight is None else {"weight": table[weight].astype(np.float32)}
     groups, codes = _groups(table, wanted, notes)
     for name in drop:
@@ -170,16 +170,6 @@ def noticed(encoder: Encoder, infinite: Mapping[str, np.ndarray], shortened: Ite
     if encoder.constant:
         notes.append(f"constant, so not a feature: {', '.join(map(repr, encoder.constant))}")
     return notes
-
-
-def _taken_for(target: Target, values: np.ndarray) -> list[str]:
-    """What the target was found to be, where it could be something else than one thinks."""
-    if target.kind == "binary":
-        return []
-    if target.kind == "number":
-        return [f"the target {target.name!r} is taken for a number; add --task classes if it is none"]
-    also = "; add --task number if it is one" if values.dtype.kind == "f" else ""
-    return [f"the target {target.name!r} is taken for one of {len(target.classes)} classes{also}"]
 
 
 def strata(table: Table, target: str | None, wanted: Sequence[Wanted]) -> list[np.ndarray]:

@@ -20,10 +20,12 @@ from fedsgm.tables.dealing import check_settings, counted, grouped, strata
 from fedsgm.tables.grammar import Wanted, parse
 from fedsgm.tables.groups import mixes
 from fedsgm.tables.holding import BY_CLASS, PARTS, held_out
+from fedsgm.tables.targets import TASKS
 
 MOST_LABELS = 20  # classes or groups that a site names; a constraint compares no more
 MOST_NAMED = 1000  # categories of a column that it names
 LONGEST = 200  # characters of a name
+CLASSES, NUMBER, UNSURE = KINDS = (*TASKS, "unsure")  # what a site takes its target for
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class Question:
     test_fraction: float = 0.2
     seed: int = 0
     least: int = 5
+    task: str | None = None
 
     def __post_init__(self) -> None:
         check_settings(self.wanted, self.test_fraction, self.seed, self.weight)
@@ -70,7 +73,20 @@ class Question:
 
     def held_out(self, table: Table, client: int) -> np.ndarray:
         """Which of its rows the client of this number holds out."""
-        return held_out(strata(table, self.target, self.wanted), self.test_fraction, seed=self.seed, client=client)
+        labels = None if self.kind(table) == NUMBER else self.target
+        return held_out(strata(table, labels, self.wanted), self.test_fraction, seed=self.seed, client=client)
+
+    def kind(self, table: Table) -> str:
+        """What a site takes its target for; unsure where to name its values could be to name those of single rows."""
+        values = table[self.target]
+        if self.task is not None:
+            return self.task
+        if values.dtype.kind != "f" or np.isin(values, (0, 1)).all():
+            return CLASSES
+        counts = np.unique(values, return_counts=True)[1]
+        if len(counts) > MOST_LABELS or (len(counts) > 2 and (values != np.round(values)).any()):
+            return NUMBER
+        return CLASSES if counts.min() >= self.least else UNSURE
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,13 +139,44 @@ class Grouping:
 
 
 @dataclasses.dataclass(frozen=True)
+class Aim:
+    """What a site takes its target for, and whether its values are numbers.
+
+    Of a number also the weight of its training rows (how many they are, unless weighed), their mean and the sum of
+    squared deviations from it; all 0 if they are too few to tell.
+    """
+
+    kind: str
+    numeric: bool
+    weight: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    @classmethod
+    def of(cls, table: Table, question: Question, train: np.ndarray) -> Aim:
+        values, kind = table[question.target], question.kind(table)
+        numeric = values.dtype.kind == "f"
+        if kind != NUMBER:
+            return cls(kind, numeric)
+        if not numeric:
+            raise SettingError(f"task: {question.target!r} has values that are no numbers, so it is classes")
+        if train.sum() < question.least:
+            return cls(kind, numeric)
+        weights = np.ones(len(values)) if question.weight is None else table[question.weight]
+        mean = np.average(values[train], weights=weights[train])
+        squares = (weights * (values - mean) ** 2)[train].sum()
+        return cls(kind, numeric, float(weights[train].sum()), float(mean), float(squares))
+
+
+@dataclasses.dataclass(frozen=True)
 class Description:
     """All that a site tells of its table before the run."""
 
     rows: Mapping[str, int]  # by part
     unlabelled: int
     weightless: int
-    classes: Mapping[str, int]
+    target: Aim
+    classes: Mapping[str, int]  # of a target that has classes
     groups: Mapping[str, Grouping]
     dropped: tuple[str, ...]
     columns: Mapping[str, Summary]  # of the training rows
@@ -138,14 +185,18 @@ class Description:
     def of(cls, site: Site, question: Question, client: int) -> Description:
         table, held = site.table, question.held_out(site.table, client)
         parts = dict(zip(PARTS, (~held, held), strict=True))
+        aim = Aim.of(table, question, ~held)
         labels = as_text(table[question.target])
-        classes = dict(sorted(collections.Counter(labels).items()))
+        classes = dict(sorted(collections.Counter(labels).items())) if aim.kind == CLASSES else {}
         if len(classes) > MOST_LABELS:
-            raise SettingError(f"target: {question.target!r} has {len(classes)} values, but it must have two classes")
+            raise SettingError(
+                f"target: {question.target!r} has {len(classes)} classes, but at most {MOST_LABELS} are told; put them "
+                "together, or add --task number if it is one"
+            )
         each_class = [labels == label for label in classes]
         groups = {}
         for name, columns in question.groups.items():
-            kinds = each_class if name in question.by_class else [np.ones(len(held), bool)]
+            kinds = each_class if classes and name in question.by_class else [np.ones(len(held), bool)]
             groups[name] = _grouping(name, mixes(*(as_text(table[part]) for part in columns)), parts, kinds)
         names = [name for name in table if name not in {question.target, question.weight, *question.drop}]
         _check_lengths([*names, *classes, *(label for g in groups.values() for mix in g.rows for label in mix)])
@@ -154,6 +205,7 @@ class Description:
             {part: int(rows.sum()) for part, rows in parts.items()},
             site.unlabelled,
             site.weightless,
+            aim,
             classes,
             groups,
             tuple(name for name in question.drop if name in table),

@@ -20,12 +20,11 @@ from fedsgm.data.reading import Written
 from fedsgm.data.table import as_text
 from fedsgm.federation import Experiment, Parts
 from fedsgm.results.result import Result
-from fedsgm.tables import fit, telling
+from fedsgm.tables import fit, sanity, telling
 from fedsgm.tables.agreeing import Agreed, agree
 from fedsgm.tables.describing import Description, Question, Site
 from fedsgm.tables.groups import mixes, numbers
-from fedsgm.tables.models import MLP
-from fedsgm.tables.targets import Target
+from fedsgm.tables.targets import Tally
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +33,7 @@ class TableFit:
 
     Args:
         about: what the sites are asked about their tables.
-        model: the network.
+        hidden: the widths of the network's hidden layers.
         algorithm: for the model's starting parameters, the algorithm.
         weigh: what counts equally in the loss, ``"rows"`` or ``"clients"``.
         written: how the sites' CSV files are written.
@@ -42,7 +41,7 @@ class TableFit:
     """
 
     about: Question
-    model: MLP
+    hidden: tuple[int, ...]
     algorithm: Callable[[Any], FedSGM]
     weigh: str = "rows"
     written: Written = dataclasses.field(default_factory=Written)
@@ -77,7 +76,8 @@ class TableFit:
 
     def state(self, agreed: Any) -> Experiment:
         known = Agreed.from_json(agreed)
-        params = self.model.init(len(known.encoder.features), seed=self.about.seed)
+        model = known.target.model(self.hidden)
+        params = model.init(len(known.encoder.features), seed=self.about.seed)
         return Experiment(
             self.algorithm(params),
             self._problem(known),
@@ -88,6 +88,7 @@ class TableFit:
             evaluate_every=self.evaluate_every,
             min_participants=self.min_participants,
             timeout=self.timeout,
+            beside=tuple(sanity.always(model, params, known.target).values()),
         )
 
     def examples(self, data: Site, client: int, agreed: Any) -> Parts:
@@ -95,7 +96,7 @@ class TableFit:
         known, table = Agreed.from_json(agreed), data.table
         examples = {
             "x": known.encoder.encode(table),
-            "y": self._target(known).labels(table[self.about.target]),
+            "y": known.target.labels(table[self.about.target]),
         }
         if self.about.weight is not None:
             examples["weight"] = table[self.about.weight].astype(np.float32)
@@ -106,42 +107,50 @@ class TableFit:
         return Parts(train, test if held.any() else None)
 
     def review(self, examples: Parts, params: Any, agreed: Any) -> dict[str, Any]:
-        """How many rows the model decides rightly, and of how many."""
-        trained = self._model(Agreed.from_json(agreed), params)
-        return dict(fit.right_rows(trained, {"train": examples.train, "test": examples.test}))
+        """How good the model is, in sums; of a number not of fewer rows than it tells a mean of."""
+        known = Agreed.from_json(agreed)
+        found = fit.tallies(self._model(known, params), {"train": examples.train, "test": examples.test})
+        least = 1 if known.target.classes else self.about.least
+        told = {part: each for part, each in found.items() if each.rows >= least and np.isfinite(each.left)}
+        return {part: telling.tally_to_json(each) for part, each in told.items()}
 
-    def conclude(self, agreed: Any, reviews: Mapping[str, Any]) -> dict[str, Any]:
-        """The same of all sites that tell it, and what was noticed of their tables."""
-        right: dict[str, list[int]] = {}
+    def conclude(self, agreed: Any, result: Result, reviews: Mapping[str, Any]) -> Result:
+        """With how good the model is at all sites that tell it, beside constant answers, and what was noticed."""
+        known = Agreed.from_json(agreed)
+        sums: dict[str, Tally] = {}
         for told in reviews.values():
-            for part, (count, rows) in _right(told).items():
-                sums = right.setdefault(part, [0, 0])
-                sums[0] += count
-                sums[1] += rows
-        return {"right": right, "notes": agreed["notes"]}
+            for part, tally in telling.read_tallies(told, known.target).items():
+                sums[part] = sums[part] + tally if part in sums else tally
+        good = fit.how_good(known.target, sums)
+        compared = self._compared(known, result, sums) if "train" in sums else None
+        told_of = fit.with_model(result, good, known.target, compared, fit.NOTHING_SHOWN)
+        federation = result.settings["federation"] | {"notes": agreed["notes"]}
+        return dataclasses.replace(told_of, settings=told_of.settings | {"federation": federation})
+
+    def _compared(self, known: Agreed, result: Result, sums: Mapping[str, Tally]) -> sanity.Comparison:
+        """With constant answers, whose values the sites have measured at the end of the run."""
+        problem = self._problem(known)
+        values = {name: float(result.value("train", name, "answer")[0]) for name in problem.names}
+        names = sanity.always(known.target.model(self.hidden), result.answer, known.target)
+        beside = zip(names, result.settings["federation"]["beside"], strict=True)
+        return sanity.Comparison(
+            sanity.judged("the model", {part: tally.quality for part, tally in sums.items()}, values, problem),
+            None,
+            tuple(
+                sanity.judged(name, {part: tally.always(label) for part, tally in sums.items()}, measured, problem)
+                for label, (name, measured) in enumerate(beside)
+            ),
+            sanity.measure(known.target),
+            sanity.in_the_way(result),
+        )
 
     def keep(self, agreed: Any, result: Result, folder: Path) -> None:
         """``model.json``, for ``fedsgm predict``."""
         self._model(Agreed.from_json(agreed), result.answer).save(folder)
 
     def _problem(self, known: Agreed) -> Problem:
-        stated = fit.Stated(self._target(known), known.groups, known.weighted)
-        return fit.make_problem(self.model, self.about.wanted, stated, self.weigh)
+        stated = fit.Stated(known.target, known.groups, known.weighted)
+        return fit.make_problem(known.target.model(self.hidden), self.about.wanted, stated, self.weigh)
 
     def _model(self, known: Agreed, params: Any) -> fit.TableModel:
-        return fit.TableModel(known.encoder, self.model, params, self._target(known))
-
-    def _target(self, known: Agreed) -> Target:
-        return Target(self.about.target, known.classes)
-
-
-def _right(told: Any) -> dict[str, tuple[int, int]]:
-    """A site's review, where it can be one."""
-    found = {}
-    for part in ("train", "test"):
-        counts = told.get(part) if isinstance(told, dict) else None
-        if isinstance(counts, list) and len(counts) == 2 and all(type(count) is int for count in counts):
-            count, rows = counts
-            if 0 <= count <= rows and 0 < rows <= telling.MOST_ROWS:
-                found[part] = (count, rows)
-    return found
+        return fit.TableModel(known.encoder, known.target.model(self.hidden), params, known.target)

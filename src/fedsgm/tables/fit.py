@@ -23,7 +23,7 @@ from fedsgm.tables import confidence
 from fedsgm.tables.grammar import Wanted, build
 from fedsgm.tables.models import MLP
 from fedsgm.tables.sanity import Comparison
-from fedsgm.tables.targets import Target
+from fedsgm.tables.targets import Tally, Target
 
 if TYPE_CHECKING:
     from fedsgm.tables.dealing import Prepared
@@ -105,24 +105,17 @@ Good = Mapping[str, str]
 """Of each part, ``train`` and ``test``, how good the model is there, in words."""
 
 
-def right_rows(trained: TableModel, parts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Of the examples of each part that there are, how many are decided rightly, and of how many."""
-    found = {}
-    for part, examples in parts.items():
-        if examples is not None:
-            right = trained.target.decide(trained.scores_of(examples["x"])) == examples["y"]
-            found[part] = (int(right.sum()), len(right))
-    return found
-
-
-def how_good(trained: TableModel, prepared: Prepared) -> Good:
-    """On the training rows and on those held out."""
-    parts = {"train": prepared.clients.together()[0], "test": prepared.test}
+def tallies(trained: TableModel, parts: Mapping[str, Any]) -> dict[str, Tally]:
+    """How good the model is on the examples of each part that there are."""
     return {
-        part: trained.target.told(trained.scores_of(examples["x"]), examples["y"], PARTS[part])
+        part: trained.target.tally(trained.scores_of(examples["x"]), examples["y"])
         for part, examples in parts.items()
         if examples is not None
     }
+
+
+def how_good(target: Target, tallies: Mapping[str, Tally]) -> Good:
+    return {part: target.told(tally, PARTS[part]) for part, tally in tallies.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,21 +147,24 @@ class Shown:
         return [f"NOT SHOWN ON NEW DATA: {', '.join(self.past)} may be past its bound there ({sure}); {instead}.", line]
 
 
+NOTHING_SHOWN = Shown(_SURE, {}, (), False)
+
+
 def shown_on_new_data(problem: Problem, params: Any, held_out: Any, asked: float | None) -> Shown:
     """By the held-out rows, if there are any; with 0.95 confidence unless another is asked for."""
     sure = _SURE if asked is None else asked
     if held_out is None:
-        return Shown(sure, {}, (), False)
+        return NOTHING_SHOWN
     found = confidence.limits(problem, params, held_out, sure, one_sided=asked is not None)
     kept = confidence.kept(problem, found)
     untold = [name for name in problem.names if name not in found]  # of each client, which held-out rows are not
     return Shown(sure, found, (*(name for name in kept if not kept[name]), *untold), asked is not None)
 
 
-def with_model(result: Result, good: Good, target: Target, compared: Comparison, shown: Shown) -> Result:
+def with_model(result: Result, good: Good, target: Target, compared: Comparison | None, shown: Shown) -> Result:
     """The run with what :func:`told` tells of its model, which is saved with it."""
-    model = {"good": good, "target": target.to_json()}
-    model |= {"compared": compared.to_json(), "shown": dataclasses.asdict(shown)}
+    model: dict[str, Any] = {"good": good, "target": target.to_json(), "shown": dataclasses.asdict(shown)}
+    model["compared"] = None if compared is None else compared.to_json()
     return dataclasses.replace(result, settings=result.settings | {"model": model})
 
 
@@ -177,10 +173,17 @@ def told(result: Result) -> str:
     model = result.settings.get("model")
     if model is None:
         return ""
-    *warning, unconstrained, constant = Comparison.from_json(model["compared"]).lines()
+    compared = model["compared"] and Comparison.from_json(model["compared"])
+    *warning, unconstrained, constant = compared.lines() if compared else ("", "")
     *first, limits = Shown(**model["shown"]).lines() or [""]
     line = f"Model: {describe(result, model['good'], Target.from_json(model['target']))}"
     return "\n".join(text for text in (*warning, *first, line, unconstrained, constant, limits) if text)
+
+
+def worse_than_constant(result: Result) -> bool:
+    """Whether a constant answer would be better than the model of a fit, as far as that is known."""
+    compared = result.settings.get("model", {}).get("compared")
+    return compared is not None and Comparison.from_json(compared).worse
 
 
 def describe(result: Result, good: Good, target: Target) -> str:

@@ -50,9 +50,10 @@ class Comparison:
     """A model beside what could be had without it."""
 
     model: Answer
-    unconstrained: Answer | None  # None where the constraints were never in the way
+    unconstrained: Answer | None  # None where it was not run
     constants: tuple[Answer, ...]
     measure: str = RIGHT
+    hindered: bool = True  # whether the constraints were ever in the way
 
     @property
     def constant(self) -> Answer:
@@ -73,11 +74,11 @@ class Comparison:
             f"WORSE THAN A CONSTANT: {best.name}: {told[0]} on the training rows, within every bound; the model: "
             f"{told[1]}{'' if self.model.within else ', past a bound'}."
         )
-        same = "without the constraints: the same, they were never in the way"
+        same = "" if self.hindered else "  without the constraints: the same, they were never in the way"
         within = "within every bound" if best.within else "past a bound"
         return [
             *([warning] if self.worse else []),
-            f"  {self.unconstrained.told(self.measure) if self.unconstrained else same}",
+            f"  {self.unconstrained.told(self.measure)}" if self.unconstrained else same,
             f"  {best.name}: {told[0]}, {within}",
         ]
 
@@ -88,7 +89,8 @@ class Comparison:
     def from_json(cls, stored: dict[str, Any]) -> Comparison:
         other = stored["unconstrained"]
         constants = tuple(Answer(**each) for each in stored["constants"])
-        return cls(Answer(**stored["model"]), None if other is None else Answer(**other), constants, stored["measure"])
+        free = None if other is None else Answer(**other)
+        return cls(Answer(**stored["model"]), free, constants, stored["measure"], stored["hindered"])
 
 
 def unbounded(problem: Problem) -> Problem:
@@ -140,6 +142,7 @@ def compare(
         None if unconstrained is None else of("without the constraints", unconstrained),
         constants(model, result.answer, problem, prepared),
         measure(prepared.target),
+        in_the_way(result),
     )
 
 

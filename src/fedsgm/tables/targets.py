@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,41 @@ from fedsgm.tables.models import MLP
 TASKS = ("classes", "number")
 _MOST_CLASSES = 20  # that whole numbers are taken for
 _model = made_once(MLP)  # methods are equal only of one object
+_ROUNDING = 1e-12  # of sums of squares
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """How good answers are, in sums over rows: those of several parts can be added up.
+
+    Of classes how many are decided ``right``, and the rows of each class; of a number the sum and the squares of the
+    labels, and the squared errors that are ``left``.
+    """
+
+    rows: int
+    right: int = 0
+    classes: tuple[int, ...] = ()
+    total: float = 0.0
+    squares: float = 0.0
+    left: float = 0.0
+
+    @property
+    def quality(self) -> float:
+        """The share that is right, or R squared."""
+        return self.right / self.rows if self.classes else self._explained(self.left)
+
+    def always(self, label: int) -> float:
+        """The quality of one answer for all rows: this class, or a number's label 0."""
+        return self.classes[label] / self.rows if self.classes else self._explained(self.squares)
+
+    def _explained(self, left: float) -> float:
+        spread = self.squares - self.total**2 / self.rows
+        return 1 - left / spread if spread > _ROUNDING * self.squares else float("nan")
+
+    def __add__(self, other: Tally) -> Tally:
+        classes = tuple(one + more for one, more in zip(self.classes, other.classes, strict=True))
+        sums = {name: getattr(self, name) + getattr(other, name) for name in ("total", "squares", "left")}
+        return Tally(self.rows + other.rows, self.right + other.right, classes, **sums)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,20 +100,24 @@ class Target:
             return self.mean + self.scale * np.asarray(scores, np.float64)
         return (scores > 0.5).astype(np.int32) if scores.ndim == 1 else np.argmax(scores, axis=1).astype(np.int32)
 
+    def tally(self, scores: np.ndarray, labels: np.ndarray) -> Tally:
+        """How good the answers are, in sums over rows."""
+        if self.classes:
+            by_class = tuple(int((labels == place).sum()) for place in range(len(self.classes)))
+            return Tally(len(labels), right=int((self.decide(scores) == labels).sum()), classes=by_class)
+        own, left = (np.asarray(of, np.float64) for of in (labels, labels - scores))
+        return Tally(len(labels), total=float(own.sum()), squares=float((own**2).sum()), left=float((left**2).sum()))
+
     def quality(self, scores: np.ndarray, labels: np.ndarray) -> float:
         """How good the answers are: the share of the rows that is decided rightly, or of a number R squared."""
-        if self.classes:
-            return float((self.decide(scores) == labels).mean())
-        left, all_of_it = (np.square(labels - of, dtype=np.float64).sum() for of in (scores, labels.mean()))
-        return float(1 - left / all_of_it) if all_of_it else float("nan")
+        return self.tally(scores, labels).quality
 
-    def told(self, scores: np.ndarray, labels: np.ndarray, which: str) -> str:
+    def told(self, tally: Tally, which: str) -> str:
         """How good the answers are, in words; ``which`` rows they are for."""
-        good = self.quality(scores, labels)
         if self.classes:
-            return f"{good:.1%} of {len(labels)} {which} rows"
-        error = self.scale * np.sqrt(np.square(labels - scores, dtype=np.float64).mean())
-        return f"root mean squared error {error:.3g}, R2 {good:.2f} on {len(labels)} {which} rows"
+            return f"{tally.quality:.1%} of {tally.rows} {which} rows"
+        error = self.scale * np.sqrt(tally.left / tally.rows)
+        return f"root mean squared error {error:.3g}, R2 {tally.quality:.2f} on {tally.rows} {which} rows"
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -105,39 +144,51 @@ def find_target(name: str, values: np.ndarray, task: str | None = None, positive
     if task is not None and task not in TASKS:
         raise SettingError(f"task: {task!r}, but it must be {' or '.join(TASKS)}")
     counts = Counter(as_text(values))
-    classes = tuple(sorted(counts, key=_order))
-    if len(classes) == 1:
-        raise SettingError(f"target: {name!r} has 1 value ({classes[0]!r}), but it must have two classes or more")
-    if task == "number" and values.dtype.kind != "f":
-        raise SettingError(f"task: {name!r} has values such as {classes[0]!r}, so it is no number but classes")
-    if task == "number" or (task is None and _is_number(values, len(classes))):
-        if positive is not None:
-            raise SettingError(f"positive: {name!r} is a number, which has no positive class; leave {positive!r} out")
-        return Target(name)
-    if len(classes) == 2:
-        return Target(name, _ordered(classes, name, positive))
+    numeric = values.dtype.kind == "f"
+    if len(counts) > 1:
+        if task == "number" and not numeric:
+            raise SettingError(f"task: {name!r} has values such as {min(counts)!r}, so it is no number but classes")
+        if task == "number" or (task is None and _is_number(values, len(counts))):
+            return number(name, positive)
+    return classes(name, counts, positive, numeric)
+
+
+def number(name: str, positive: str | None) -> Target:
+    """A target that is a number."""
+    if positive is not None:
+        raise SettingError(f"positive: {name!r} is a number, which has no positive class; leave {positive!r} out")
+    return Target(name)
+
+
+def classes(name: str, counts: Mapping[str, int], positive: str | None, numeric: bool) -> Target:
+    """A target that has classes, each with so many rows; ``numeric`` if their names are numbers."""
+    found = tuple(sorted(counts, key=_order))
+    if len(found) == 1:
+        raise SettingError(f"target: {name!r} has 1 value ({found[0]!r}), but it must have two classes or more")
+    if len(found) == 2:
+        return Target(name, _ordered(found, name, positive))
     if positive is not None:
         raise SettingError(
-            f"positive: {name!r} has {len(classes)} classes, none of which is the positive one; leave {positive!r} out"
+            f"positive: {name!r} has {len(found)} classes, none of which is the positive one; leave {positive!r} out"
         )
-    rarest = min(classes, key=counts.__getitem__)
+    rarest = min(found, key=counts.__getitem__)
     if counts[rarest] < 2:
-        also = ", or take it for a number with task number" if values.dtype.kind == "f" else ""
+        also = ", or take it for a number with task number" if numeric else ""
         raise SettingError(
             f"target: the class {rarest!r} of {name!r} has one row only; put it together with another or leave its "
             f"row out{also}"
         )
-    return Target(name, classes)
+    return Target(name, found)
 
 
-def two_classes(labels: Iterable[str], name: str, positive: str | None) -> tuple[str, ...]:
-    """The negative and the positive class of a target that may have no more."""
-    classes = tuple(sorted(set(labels), key=_order))
-    if len(classes) != 2:
-        told = ", ".join(map(repr, classes[:5])) + (", ..." if len(classes) > 5 else "")
-        count = "1 value" if len(classes) == 1 else f"{len(classes)} values"
-        raise SettingError(f"target: {name!r} has {count} ({told}), but it must have two classes")
-    return _ordered(classes, name, positive)
+def taken_for(target: Target, numeric: bool) -> list[str]:
+    """What a target was found to be, where it could be something else than one thinks."""
+    if target.kind == "binary":
+        return []
+    if target.kind == "number":
+        return [f"the target {target.name!r} is taken for a number; add --task classes if it is none"]
+    also = "; add --task number if it is one" if numeric else ""
+    return [f"the target {target.name!r} is taken for one of {len(target.classes)} classes{also}"]
 
 
 def _is_number(values: np.ndarray, different: int) -> bool:

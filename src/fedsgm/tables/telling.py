@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 from typing import Any
 
 from fedsgm.base.errors import SettingError
-from fedsgm.data.summary import KINDS, TEXT, Summary
-from fedsgm.tables.describing import LONGEST, MOST_LABELS, MOST_NAMED, Description, Grouping, Question
+from fedsgm.data import summary
+from fedsgm.data.summary import TEXT, Summary
+from fedsgm.tables import describing
+from fedsgm.tables.describing import LONGEST, MOST_LABELS, MOST_NAMED, Aim, Description, Grouping, Question
 from fedsgm.tables.holding import PARTS
+from fedsgm.tables.targets import Tally, Target
 
 MOST_COLUMNS = 10_000
 MOST_ROWS = 2**53
-_FIELDS = {"rows", "left out", "classes", "groups", "dropped", "columns"}
+_FIELDS = {"rows", "left out", "target", "classes", "groups", "dropped", "columns"}
 
 
 def to_json(told: Description) -> dict[str, Any]:
@@ -28,6 +33,7 @@ def to_json(told: Description) -> dict[str, Any]:
     return {
         "rows": [told.rows[part] for part in PARTS],
         "left out": [told.unlabelled, told.weightless],
+        "target": list(dataclasses.astuple(told.target)),
         "classes": [[label, rows] for label, rows in told.classes.items()],
         "groups": groups,
         "dropped": list(told.dropped),
@@ -41,16 +47,58 @@ def read(told: Any, question: Question) -> Description:
     train, test = (_count(each, "rows") for each in _list(told["rows"], 2, "rows"))
     unlabelled, weightless = (_count(each, "rows left out") for each in _list(told["left out"], 2, "rows left out"))
     classes = _counts(told["classes"], MOST_LABELS, "classes")
-    _must(train > 0 and sum(classes.values()) == train + test, "rows of the classes")
+    aim = _aim(told["target"])
+    rows = train + test if aim.kind == describing.CLASSES else 0
+    _must(train > 0 and sum(classes.values()) == rows, "rows of the classes")
     _must(isinstance(told["groups"], dict) and told["groups"].keys() == question.groups.keys(), "groups")
     groups = {}
     for name, mixed in question.groups.items():
-        kinds = len(classes) if name in question.by_class else 1
+        kinds = len(classes) if classes and name in question.by_class else 1
         groups[name] = _grouping(told["groups"][name], (train, test), len(mixed), kinds)
     columns = [_column(each, train) for each in _up_to(told["columns"], MOST_COLUMNS, "columns")]
     _must(len(dict(columns)) == len(columns), "a column that is there twice")
     dropped = tuple(_text(each, "dropped columns") for each in _up_to(told["dropped"], len(question.drop), "drop"))
-    return Description({"train": train, "test": test}, unlabelled, weightless, classes, groups, dropped, dict(columns))
+    parts = {"train": train, "test": test}
+    return Description(parts, unlabelled, weightless, aim, classes, groups, dropped, dict(columns))
+
+
+def _aim(told: Any) -> Aim:
+    what = "the target"
+    kind, numeric, *numbers = _list(told, 5, what)
+    _must(kind in describing.KINDS and type(numeric) is bool, what)
+    weight, mean, squares = (_number(each, what) for each in numbers)
+    _must(weight >= 0 and squares >= 0 and (weight > 0 or (mean, squares) == (0, 0)), what)
+    _must(not weight or (kind == describing.NUMBER and numeric), what)
+    return Aim(kind, numeric, weight, mean, squares)
+
+
+def tally_to_json(tally: Tally) -> list[Any]:
+    """The rows, and of classes those that are right and those of each class, or of a number three sums."""
+    if tally.classes:
+        return [tally.rows, tally.right, list(tally.classes)]
+    return [tally.rows, tally.total, tally.squares, tally.left]
+
+
+def read_tallies(told: Any, target: Target) -> dict[str, Tally]:
+    """A site's review of the model, part by part, where it can be one."""
+    found = {}
+    for part in PARTS:
+        with contextlib.suppress(SettingError):
+            found[part] = _tally(told.get(part) if isinstance(told, dict) else None, target)
+    return found
+
+
+def _tally(told: Any, target: Target) -> Tally:
+    what = "how good the model is"
+    if target.classes:
+        rows, right, by_class = _list(told, 3, what)
+        counts = tuple(_count(each, what) for each in _list(by_class, len(target.classes), what))
+        _must(_count(right, what) <= _count(rows, what) and 0 < rows == sum(counts), what)
+        return Tally(rows, right, counts)
+    rows, *sums = _list(told, 4, what)
+    total, squares, left = (_number(each, what) for each in sums)
+    _must(_count(rows, what) > 0 and squares >= 0 and left >= 0, what)
+    return Tally(rows, total=total, squares=squares, left=left)
 
 
 def _grouping(told: Any, rows: tuple[int, int], columns: int, kinds: int) -> Grouping:
@@ -75,11 +123,9 @@ def _column(told: Any, rows: int) -> tuple[str, Summary]:
     what = f"the column {_text(name, 'the name of a column')!r}"
     known, untold, missing = (_count(count, what) for count in counts)
     named = _counts(categories, MOST_NAMED, what)
-    _must(kind in KINDS and known + untold + missing == rows, what)
+    _must(kind in summary.KINDS and known + untold + missing == rows, what)
     _must(sum(named.values()) == known if kind == TEXT else not named, what)
-    for number in (mean, squares):
-        _must(type(number) is float and math.isfinite(number), what)
-    _must(squares >= 0, what)
+    _must(_number(squares, what) >= 0 and math.isfinite(_number(mean, what)), what)
     return name, Summary(kind, known, untold, missing, mean, squares, named)
 
 
@@ -103,6 +149,11 @@ def _up_to(told: Any, most: int, what: str) -> list[Any]:
 
 def _count(told: Any, what: str) -> int:
     _must(type(told) is int and 0 <= told <= MOST_ROWS, what)
+    return told
+
+
+def _number(told: Any, what: str) -> float:
+    _must(type(told) is float and math.isfinite(told), what)
     return told
 
 

@@ -107,6 +107,7 @@ class FedSGMController(Controller):
             evaluate_every=experiment.evaluate_every,
             min_participants=experiment.min_participants,
             timeout=experiment.timeout,
+            beside=experiment.beside,
             checkpoint=Checkpoint(state, every=1, resume=True),
             progress=_Report(self.done),
         )
