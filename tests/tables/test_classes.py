@@ -10,8 +10,10 @@ from fairlearn.metrics import MetricFrame
 from sklearn import metrics as sk
 
 import fedsgm as fs
-from fedsgm.tables import fairness, rates
+from fedsgm.tables import fairness, rates, recipe
+from fedsgm.tables.grammar import build, parse
 from fedsgm.tables.models import MLP
+from fedsgm.tables.targets import Target
 
 K, GROUPS = 3, 2
 MODEL = MLP(classes=K)
@@ -171,6 +173,59 @@ def test_the_mean_of_the_clients_directions_is_the_gradient_of_the_pooled_value(
         np.testing.assert_allclose(mine[0]["w"], gradient[0]["w"], rtol=1e-4, atol=2e-6)
 
 
+def parts_by_numpy(kind, y, decided, group):
+    """Of each rate that is compared, the differences of any two groups, each way."""
+    told = np.eye(K)[decided]
+    each = {
+        "demographic_parity": [told[group == g].mean(axis=0) for g in range(GROUPS)],
+        "equal_opportunity": [sk.recall_score(y[group == g], decided[group == g], average=None) for g in range(GROUPS)],
+        "equalized_odds": [
+            sk.confusion_matrix(y[group == g], decided[group == g], normalize="true").ravel() for g in range(GROUPS)
+        ],
+    }[kind]
+    return np.concatenate([each[0] - each[1], each[1] - each[0]])
+
+
+@pytest.mark.parametrize("kind", ["demographic_parity", "equal_opportunity", "equalized_odds"])
+def test_every_pair_of_groups_and_class_is_a_part_where_their_number_is_told(kind, monkeypatch):
+    """By scikit-learn; the value is what it is untold, and of too many parts the largest over classes is one."""
+    examples = whole()
+    expected = parts_by_numpy(
+        kind, examples["y"].astype(int), probabilities(examples).argmax(axis=1), examples["group"]
+    )
+    told, untold = (getattr(fairness, kind)(MODEL.score, **OPTIONS, classes=classes) for classes in (K, 2))
+    sums = total(told, PARAMS, examples)
+    assert told.parts == len(expected)
+    np.testing.assert_allclose(np.sort(told.measured_parts(sums)), np.sort(expected), atol=1e-6)
+    assert told.measured(sums) == pytest.approx(untold.measured(sums))
+    monkeypatch.setattr(rates, "_MOST_PARTS", len(expected) - 1)
+    fewer = getattr(fairness, kind)(MODEL.score, **OPTIONS, classes=K)
+    assert fewer.parts == GROUPS * (GROUPS - 1)
+    assert fewer.measured(sums) == pytest.approx(untold.measured(sums))
+
+
+def test_a_multiplier_for_each_class_keeps_the_bound_at_a_lower_loss():
+    """Three groups of three classes; and constraints in words tell how many classes there are."""
+    rng = np.random.default_rng(0)
+    group, x = rng.integers(0, 3, 900), rng.normal(size=(900, 4))
+    x[:, 0] += 0.9 * group
+    y = np.argmax(x @ rng.normal(size=(4, K)) + rng.gumbel(size=(900, K)), axis=1)
+    examples = {"x": x.astype(np.float32), "y": y.astype(np.float32), "group": group.astype(np.int32)}
+    dealt = fs.split(examples, clients=3, scheme=fs.iid())
+    found = []
+    for classes in (2, K):
+        gap = fairness.equalized_odds(MODEL.score, by="group", groups=3, classes=classes) <= 0.05
+        problem, start = fs.Problem(MODEL.loss, [gap], weigh="rows"), MODEL.init(4)
+        result = fs.simulate(recipe.algorithm(rounds=200), problem, dealt, start, rounds=200, progress=False)
+        found.append([result.value("train", name, "answer")[0] for name in ("objective", "equalized_odds")])
+    assert found[1][1] <= 0.05
+    assert found[1][0] < found[0][0] - 0.01
+    said = build(
+        parse("equalized_odds(sex) <= 0.1"), MODEL, groups={"sex": ("a", "b", "c")}, target=Target("y", ("p", "q", "r"))
+    )
+    assert said.parts == 3 * 2 * K * K
+
+
 def two(model):
     """A score of two classes as a vector of their probabilities, and everything of a class by its label."""
 
@@ -241,6 +296,10 @@ def test_a_run_ends_within_bounds_on_decisions():
 REFUSED = {
     "a class too many": (fairness.recall(MODEL.score, label=3), "label=3, but the score is of 3 classes, 0 to 2"),
     "a class of two too many": (fairness.precision(MLP().score, label=2), "label=2, but the score is of 2 classes"),
+    "classes that are not those": (
+        fairness.demographic_parity(MODEL.score, **OPTIONS, classes=4),
+        r"demographic_parity: classes=4, but a score has shape \(3,\)",
+    ),
     "a threshold": (fairness.error_rate(MODEL.score, threshold=0.7), "threshold=0.7 is for one score, .* are 3"),
     "one class": (fairness.error_rate(lambda p, e: MODEL.score(p, e)[:1]), r"shape \(1,\)"),
     "a matrix": (fairness.error_rate(lambda p, e: MODEL.score(p, e)[None]), r"shape \(1, 3\)"),

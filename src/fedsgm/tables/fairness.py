@@ -10,7 +10,8 @@ threshold``: the run switches on them and reports them, and descends a smooth su
 means of scores, and these are descended, too.
 
 Of K classes the score is the vector of their probabilities and the label 0 to K - 1. The class of the largest
-probability is decided, and what is about the positive class of two is about the worst of the K.
+probability is decided, and what is about the positive class of two is about the worst of the K. With ``classes=K``
+each class of each pair of groups is a part of its own, with a multiplier of its own under the rule ``Adaptive``.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ def demographic_parity(
     threshold: float = 0.5,
     gradient: str = "linearized",
     name: str | None = None,
+    classes: int = 2,
 ) -> Statistic:
     """The largest difference between groups of the rate of positive decisions, or of the decisions for a class."""
-    name, among = name or "demographic_parity", rates.everybody(by)
+    name, among = name or "demographic_parity", rates.everybody(by, rates.compared(classes))
+    score = rates.told_of(name, score, classes)
     return rates.rate_of_groups(name, score, by, groups, among, rates.decisions, rates.gap, scores, threshold, gradient)
 
 
@@ -52,9 +55,11 @@ def equal_opportunity(
     threshold: float = 0.5,
     gradient: str = "linearized",
     name: str | None = None,
+    classes: int = 2,
 ) -> Statistic:
     """The largest difference between groups of the true positive rate, or of the recall of a class."""
-    name, among = name or "equal_opportunity", rates.classes(target, 1)
+    name, among = name or "equal_opportunity", rates.classes(target, 1, rates=rates.compared(classes))
+    score = rates.told_of(name, score, classes)
     return rates.rate_of_groups(
         name, score, by, groups, among, rates.right(target), rates.gap, scores, threshold, gradient
     )
@@ -71,12 +76,14 @@ def equalized_odds(
     threshold: float = 0.5,
     gradient: str = "linearized",
     name: str | None = None,
+    classes: int = 2,
 ) -> Statistic:
     """The larger of the differences between groups of the true and of the false positive rate.
 
     Of K classes: the largest over each true class of the differences in the rate at which each class is decided.
     """
-    name, among = name or "equalized_odds", rates.classes(target, 1, 0)
+    name, among = name or "equalized_odds", rates.classes(target, 1, 0, rates=classes**2 if classes > 2 else 2)
+    score = rates.told_of(name, score, classes)
     return rates.rate_of_groups(name, score, by, groups, among, rates.decisions, rates.gap, scores, threshold, gradient)
 
 

@@ -37,6 +37,7 @@ _RATES = {
         *(fairness.group_error_gap, fairness.worst_group_error),
     )
 }
+_OF_EACH_CLASS = ("demographic_parity", "equal_opportunity", "equalized_odds")
 _LOSSES = {f.__name__: f for f in (fairness.group_loss_gap, fairness.worst_group_loss)}
 OF_NUMBERS = (*_LOSSES, "mean_gap")
 OF_GROUPS = (*_RATES, *OF_NUMBERS)
@@ -313,4 +314,6 @@ def _groups_quantity(wanted: Wanted, model: Model, groups: Mapping[str, Sequence
         return _LOSSES[wanted.kind](model.loss, **about)
     if wanted.kind == "mean_gap":
         return fairness.mean_gap(model.score, unit=target.scale, **about)
+    if wanted.kind in _OF_EACH_CLASS:
+        about["classes"] = len(target.classes)
     return _RATES[wanted.kind](model.score, scores=wanted.scores, **about)

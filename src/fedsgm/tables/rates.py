@@ -20,16 +20,17 @@ from fedsgm.core.pooling import largest_part
 from fedsgm.core.problem import PerExample, Statistic
 
 _SHARPNESS = 4
+_MOST_PARTS = 1000  # of a constraint: the server takes the derivative of each in every round
 
 Event = Callable[[Any, jax.Array], jax.Array]  # of an example and its score or decision: how much of it is counted
 Member = Callable[[Any, jax.Array], jax.Array]  # of the same: what it is counted in
 
 
 class Among(NamedTuple):
-    """What an example is counted in, and how many classes that is where there are two."""
+    """What an example is counted in, and how many rates each group then has, as far as that is known beforehand."""
 
     here: Member
-    classes: int
+    rates: int
 
 
 class Over(NamedTuple):
@@ -39,18 +40,36 @@ class Over(NamedTuple):
     count: Callable[[int], int]
 
 
-def everybody(by: str) -> Among:
-    return Among(lambda example, _: (example[by] >= 0)[None], 1)
+def everybody(by: str, rates: int = 1) -> Among:
+    return Among(lambda example, _: (example[by] >= 0)[None], rates)
 
 
-def classes(target: str, *labels: int) -> Among:
-    """These classes of two, or each of several."""
+def classes(target: str, *labels: int, rates: int | None = None) -> Among:
+    """These classes of two, or each of several, of which the number of ``rates`` is told."""
 
     def member(example: Any, decided: jax.Array) -> jax.Array:
         told = range(decided.size) if decided.ndim else labels
         return jnp.stack([example[target] == label for label in told])
 
-    return Among(member, len(labels))
+    return Among(member, len(labels) if rates is None else rates)
+
+
+def compared(classes: int) -> int:
+    """How many classes are: of two the positive one is enough."""
+    return classes if classes > 2 else 1
+
+
+def told_of(name: str, score: PerExample, classes: int) -> PerExample:
+    """The score, which must be of so many classes if that is told, by a number above 2."""
+    check_count(name, "classes", classes, least=2)
+
+    def checked(params: Any, example: Any) -> jax.Array:
+        found = score(params, example)
+        if classes > 2 and jnp.shape(found) != (classes,):
+            raise SettingError(f"{name}: classes={classes}, but a score has shape {jnp.shape(found)}")
+        return found
+
+    return checked
 
 
 def decisions(_: Any, decided: jax.Array) -> jax.Array:
@@ -174,13 +193,13 @@ def rate_of_groups(
     threshold: float,
     gradient: str,
 ) -> Statistic:
-    """What ``over`` makes of the groups' rates in each of the classes that an example can be counted in.
+    """What ``over`` makes of the groups' rates: a part for each rate that a group has, and each number of ``over``.
 
-    Of more than two classes, each part is the largest over all that are counted and decided: a score does not tell
-    beforehand how many those are.
+    Where there are more rates than was known beforehand, or very many parts, a part is the largest over all rates.
     """
     check_groups(name, groups)
-    each, parts = over.count(groups), among.classes * over.count(groups)
+    each, parts = over.count(groups), among.rates * over.count(groups)
+    parts = parts if parts <= _MOST_PARTS else each
 
     def member(example: Any, decided: jax.Array) -> jax.Array:
         return among.here(example, decided)[:, None] * jax.nn.one_hot(example[by], groups)
