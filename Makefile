@@ -10,7 +10,7 @@ WORKERS ?= 2
 
 install: .venv/.installed
 
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml constraints.txt setup.py native/topk.cc
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fedsgm needs Python 3.11 or newer; run make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(PIP) install --quiet --constraint constraints.txt --editable .
@@ -41,6 +41,7 @@ bench: .venv/.bench
 	$(BIN)/python benchmarks/neyman_pearson.py
 	$(BIN)/python benchmarks/cartpole.py
 	$(BIN)/python benchmarks/wire.py
+	$(BIN)/python benchmarks/topk.py
 	$(BIN)/python benchmarks/federation.py
 
 fuzz: .venv/.dev
@@ -51,4 +52,4 @@ results: .venv/.installed
 	$(BIN)/fedsgm reproduce all --page docs/results.md
 
 clean:
-	rm -rf .venv build dist src/*.egg-info
+	rm -rf .venv build dist src/*.egg-info src/fedsgm/core/_topk*

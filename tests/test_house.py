@@ -30,7 +30,7 @@ def picture():
         modules = sorted(
             path.stem if path.is_file() else f"{path.name}/"
             for path in (SOURCE / layer).iterdir()
-            if path.name not in ("__init__.py", "__pycache__")
+            if path.name not in ("__init__.py", "__pycache__") and path.suffix in ("", ".py")
         )
         first = " ".join(words.partition("\n\n")[0].replace("``", "").split())
         lines = [*textwrap.wrap(first, 100), *textwrap.wrap(", ".join(modules), 100)]
@@ -88,6 +88,7 @@ VOCABULARY = (
     "core/examples.py",
     "core/pooling.py",
     "core/quantities.py",
+    "core/topk.py",
     "core/wire.py",
     "core/bits.py",
     "tables/models.py",

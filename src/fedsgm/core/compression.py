@@ -17,6 +17,7 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_count, static, struct
+from fedsgm.core.topk import top_k
 
 
 @struct
@@ -102,6 +103,8 @@ class _Sparsifier:
 class TopK(_Sparsifier):
     """The K entries of largest magnitude, exactly K of them, ties to the lowest index; q = K/d.
 
+    Infinities are larger than numbers, and NaNs larger than infinities.
+
     >>> TopK(0.1).contraction(1000)
     0.1
     >>> TopK(count=3).kept(31)
@@ -110,8 +113,7 @@ class TopK(_Sparsifier):
 
     def compress(self, x: jax.Array, key: jax.Array) -> Sparse:
         d = x.shape[-1]
-        _, indices = jax.lax.top_k(jnp.abs(x), self.kept(d))
-        return Sparse(indices, x[indices], d)
+        return Sparse(*top_k(x, self.kept(d)), d)
 
 
 class RandK(_Sparsifier):

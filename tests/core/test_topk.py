@@ -1,0 +1,182 @@
+"""Every way to the largest entries gives the bits that NumPy's does, on any input, wherever in a program it stands."""
+
+import functools
+import importlib.machinery
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsgm import Layerwise, TopK
+from fedsgm.core import topk
+
+WAYS = {"counting": topk.by_counting, "sorting": topk.by_sorting, "in use": topk.top_k}
+if topk.missing() is None:
+    WAYS["kernel"] = topk.by_kernel
+way = pytest.mark.parametrize("name", WAYS)
+
+
+def by_hand(x, k):
+    """A stable sort of the patterns of |x|, in each row."""
+    order = np.argsort(-(x.view(np.uint32) & 0x7FFFFFFF).astype(np.int64), axis=-1, kind="stable")
+    indices = np.sort(order[..., :k], axis=-1)
+    return indices.astype(np.int32), np.take_along_axis(x, indices, axis=-1)
+
+
+@functools.cache
+def compiled(name, k):
+    return jax.jit(functools.partial(WAYS[name], k=k))
+
+
+def check(found, x, k):
+    for a, b in zip(found, by_hand(x, k), strict=True):
+        a = np.asarray(a)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+def vectors(d):
+    rng = np.random.default_rng(d)
+    normal = rng.standard_normal(d).astype(np.float32)
+    tiny = rng.integers(0, 50, d).astype(np.uint32) | rng.integers(0, 2, d).astype(np.uint32) << 31
+    kinds = {
+        "gaussian": normal,
+        "zero": np.zeros(d),
+        "signed zeros": np.copysign(0, normal),
+        "constant": np.full(d, -0.7),
+        "ties": np.round(normal, 1),
+        "mostly zero": normal * (rng.random(d) < 0.02),
+        "heavy-tailed": rng.standard_cauchy(d),
+        "spread": normal * 10.0 ** rng.uniform(-35, 35, d),
+        "ascending": np.linspace(0.1, 3, d),
+        "descending": np.linspace(3, 0.1, d),
+        "denormal": tiny.view(np.float32),
+        "any bits": rng.integers(0, 2**32, d, dtype=np.uint32).view(np.float32),
+        "not finite": np.where(rng.random(d) < 0.5, np.float32(np.nan), np.copysign(np.float32(np.inf), normal)),
+        "one hot": np.eye(1, d, d - 1)[0],
+    }
+    with np.errstate(over="ignore"):
+        return {kind: np.asarray(x, np.float32) for kind, x in kinds.items()}
+
+
+@way
+@pytest.mark.parametrize("d", [1, 2, 31, 32, 33, 511, 512, 513, 1023, 1024, 1025, 4097])
+def test_as_by_hand(name, d):
+    """Around powers of two and where the kernel and the search for a bracket change their ways; one entry to all."""
+    for k in sorted({1, max(d // 10, 1), max(d // 2, 1), max(d - 1, 1), d}):
+        for x in vectors(d).values():
+            check(compiled(name, k)(x), x, k)
+
+
+@way
+def test_of_many(name):
+    for x in vectors(100_003).values():
+        check(compiled(name, 10_000)(x), x, 10_000)
+
+
+@way
+@pytest.mark.parametrize("d", [40, 600])
+def test_in_batches(name, d):
+    x = np.stack([*vectors(d).values()])[:12].reshape(3, 4, d)
+    k = d // 7
+    check(jax.jit(jax.vmap(jax.vmap(functools.partial(WAYS[name], k=k))))(x), x, k)
+    check(jax.jit(jax.vmap(functools.partial(WAYS[name], k=k), in_axes=1))(x[0].T), x[0], k)
+
+
+@way
+def test_inside_a_program(name):
+    """In a loop, in a condition, in one that vmap makes a choice of, and op by op."""
+    x, k = np.stack([*vectors(513).values()]), 50
+    find = functools.partial(WAYS[name], k=k)
+
+    def sometimes(row):
+        return jax.lax.cond(row[0] > 0, find, lambda _: (jnp.zeros(k, jnp.int32), jnp.zeros(k)), row)
+
+    def check_some(found):
+        some = x[:, 0] > 0
+        assert 0 < some.sum() < len(x)
+        check([np.asarray(each)[some] for each in found], x[some], k)
+        assert not any(np.asarray(each)[~some].any() for each in found)
+
+    check(jax.jit(lambda x: jax.lax.map(find, x))(x), x, k)
+    check(jax.jit(lambda x: jax.lax.scan(lambda carry, row: (carry + 1, find(row)), 0, x)[1])(x), x, k)
+    check_some(jax.jit(jax.vmap(sometimes))(x))
+    check_some(jax.jit(lambda x: jax.lax.map(sometimes, x))(x))
+    with jax.disable_jit():
+        check(find(jnp.asarray(x[0])), x[0], k)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_bits(data):
+    """Exactly K distinct indices and the same ones by every way, for any 32 bits an entry."""
+    d = data.draw(st.sampled_from([3, 64, 700]))
+    k = data.draw(st.sampled_from([1, d // 3, d]))
+    few = data.draw(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=8))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    x = rng.choice(np.array(few, np.uint32), d).view(np.float32)
+    for name in WAYS:
+        check(compiled(name, k)(x), x, k)
+
+
+def test_the_ways_of_a_compressor():
+    """A layer as its size asks for, and all of them in ascending order."""
+    sizes = (40, 20_000, 1)
+    x = np.concatenate([vectors(d)["gaussian"] for d in sizes])
+    messages = jax.jit(Layerwise(TopK(0.1), sizes).compress)(x, jax.random.key(0))
+    for d, message in zip(sizes, messages, strict=True):
+        check((message.indices, message.values), vectors(d)["gaussian"], TopK(0.1).kept(d))
+
+
+def test_other_types():
+    x = vectors(300)["ties"]
+    half = x.astype(np.float16)
+    message = jax.jit(TopK(0.1).compress)(half, None)
+    assert message.values.dtype == np.float16
+    np.testing.assert_array_equal(message.indices, by_hand(half.astype(np.float32), 30)[0])
+
+
+def run(code, **environment):
+    """In a process of its own, where nothing was loaded yet."""
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+WHY = "from fedsgm.core import topk; print(topk.missing())"
+
+
+def test_can_be_turned_off():
+    assert run(WHY, FEDSGM_KERNEL="0") == "FEDSGM_KERNEL=0"
+
+
+@pytest.mark.parametrize(("made", "why"), [(False, "built without a compiler"), (True, "does not load")])
+def test_without_a_library(monkeypatch, tmp_path, made, why):
+    """None, and one that is none: a sentence, and another way."""
+    monkeypatch.setattr(topk, "__file__", str(tmp_path / "topk.py"))
+    if made:
+        Path(tmp_path, f"_topk{importlib.machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"no library")
+    found = topk.missing.__wrapped__()
+    assert why in found
+    assert "\n" not in found
+    monkeypatch.setattr(topk, "missing", lambda: found)
+    x = vectors(9000)["ties"]
+    check(jax.jit(functools.partial(topk.top_k, k=900))(x), x, 900)
+
+
+@pytest.mark.skipif(topk.missing() is not None, reason="there is no kernel here")
+@pytest.mark.parametrize(
+    ("shape", "outcome"), [((0,), (3,)), ((5,), (6,)), ((2, 5), (3,)), ((2, 5), (3, 2)), ((), (1,))]
+)
+def test_the_kernel_refuses(shape, outcome):
+    """What no caller asks for."""
+    results = [jax.ShapeDtypeStruct(outcome, dtype) for dtype in (jnp.int32, jnp.float32)]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="wrong shapes"):
+        jax.ffi.ffi_call("fedsgm_topk", results)(jnp.zeros(shape))
