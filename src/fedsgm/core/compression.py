@@ -17,6 +17,7 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_count, static, struct
+from fedsgm.core.drawing import distinct
 from fedsgm.core.topk import top_k
 
 
@@ -121,7 +122,7 @@ class RandK(_Sparsifier):
 
     def compress(self, x: jax.Array, key: jax.Array) -> Sparse:
         d = x.shape[-1]
-        _, indices = jax.lax.top_k(jax.random.uniform(key, (d,)), self.kept(d))
+        indices = distinct(key, self.kept(d), d)
         return Sparse(indices, x[indices], d)
 
 
