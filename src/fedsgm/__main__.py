@@ -3,6 +3,7 @@
 from fedsgm.cli import federate, run, sweep, sweep_fit
 from fedsgm.cli.app import app, main
 from fedsgm.cli.compare import compare
+from fedsgm.cli.doctor import doctor
 from fedsgm.cli.fit import fit
 from fedsgm.cli.predict import predict
 from fedsgm.cli.show import show
@@ -13,7 +14,7 @@ app.add_typer(sweep.commands, name="sweep")
 sweep.commands.command("fit")(sweep_fit.fit)
 app.add_typer(federate.commands, name="federate")
 app.command("fit")(fit)
-for _command in (predict, show, compare, reproduce):
+for _command in (predict, show, compare, reproduce, doctor):
     app.command()(_command)
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ def test_every_command_is_there():
         ("compare",),
         ("reproduce",),
         ("sweep", "fit"),
+        ("doctor",),
         ("federate", "fit"),
         ("federate", "init"),
         ("federate", "submit"),

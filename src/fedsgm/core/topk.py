@@ -141,6 +141,14 @@ def _places(words: jax.Array, k: int) -> jax.Array:
     return word * _WORD + _nth(words[word], jnp.arange(k, dtype=jnp.int32) - start[word])
 
 
+def in_use() -> str:
+    """Which way is taken here, and why, in a phrase."""
+    why, backend = missing(), jax.default_backend()
+    if why is None and backend == "cpu":
+        return "the compiled kernel"
+    return f"in JAX, without the compiled kernel: {why or f'that is for CPUs, and this is a {backend}'}"
+
+
 @functools.cache
 def missing() -> str | None:
     """Why the kernel is not in use; None if it is."""
