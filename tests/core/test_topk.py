@@ -160,6 +160,7 @@ def test_can_be_turned_off():
 @pytest.mark.parametrize(("made", "why"), [(False, "built without a compiler"), (True, "does not load")])
 def test_without_a_library(monkeypatch, tmp_path, made, why):
     """None, and one that is none: a sentence, and another way."""
+    monkeypatch.delenv("FEDSGM_KERNEL", raising=False)
     monkeypatch.setattr(topk, "__file__", str(tmp_path / "topk.py"))
     if made:
         Path(tmp_path, f"_topk{importlib.machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"no library")
