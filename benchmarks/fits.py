@@ -4,10 +4,11 @@
     python benchmarks/fits.py tell ROWS.jsonl                  # of several such files put together
 
 A seed is another sample of the table, another held-out part and another run. Beside the defaults of the command, for a
-logistic model and for a network, there are: what it did at 0.1.0 (soft rule, beta 40, step size 0.1, every tenth round
-measured); fairlearn's ExponentiatedGradient over scikit-learn's logistic regression, with half of the bound, as its
-bound is on the distance from the mean of the groups; and, for recall and error rates, that regression with its
-threshold moved until the training rows keep the bound. The defaults were chosen on the other tables; FARS was held out.
+logistic model and for a network, there are: the logistic model with ``--step-size 1``; what the command did at 0.1.0
+(soft rule, beta 40, step size 0.1, every tenth round measured); fairlearn's ExponentiatedGradient over scikit-learn's
+logistic regression, with half of the bound, as its bound is on the distance from the mean of the groups; and, for
+recall and error rates, that regression with its threshold moved until the training rows keep the bound. The defaults
+were chosen on the other tables; FARS was held out.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ TARGETS = {name: (table.target, table.positive) for name, table in TABLES.items(
 GAPS = ("demographic_parity", "equalized_odds")
 BOUNDS = (0.1, 0.02, 0.005)
 OF_CLASS = ("recall({}) >= 0.7", "recall({}) >= 0.9", "error_rate({}) <= 0.2")
-METHODS = ("logistic", "threshold", "EG", "0.1.0", "network")
+METHODS = ("logistic", "network", "step 1", "threshold", "EG", "0.1.0")
 
 
 def constraints(name: str) -> list[str]:
@@ -83,11 +84,21 @@ def fit(method: str, part: Prepared, wanted: Wanted, seed: int) -> dict[str, Any
     model = part.target.model((64,) if method == "network" else ())
     problem = make_problem(model, [wanted], part, "rows")
     old = method == "0.1.0"
-    made = fs.FedSGM(0.1, 2, batch_size=128, rule=fs.Soft(40.0)) if old else recipe.algorithm()
+    if old:
+        made = fs.FedSGM(0.1, 2, batch_size=128, rule=fs.Soft(40.0))
+    else:
+        made = recipe.algorithm(step_size=1.0 if method == "step 1" else recipe.STEP_SIZE)
     params = model.init(len(part.encoder.features), seed=seed)
     options = {"rounds": recipe.ROUNDS, "seed": seed, "test": part.test, "evaluate_every": 10 if old else 1}
-    result = fs.simulate(made, problem, part.clients, params, progress=False, **options)
-    compared = sanity.compare(model, problem, part, result, None)
+
+    def run(posed: fs.Problem) -> tuple[fs.Result, sanity.Comparison]:
+        result = fs.simulate(made, posed, part.clients, params, progress=False, **options)
+        return result, sanity.compare(model, problem, part, result, None)
+
+    result, compared = run(problem)
+    if compared.worse and not old:  # as the command does
+        again = run(sanity.as_right(problem, model, compared.constant))
+        result, compared = (result, compared) if again[1].worse else again
     return {
         "feasible": bool(result.feasible[0]),
         "right": compared.model.good,
@@ -161,38 +172,45 @@ def run(path: Path, folder: Path, methods: list[str]) -> None:
 
 
 def tell(path: Path) -> None:
-    """Tables in Markdown: every method by kind of constraint, and the differences from the references."""
+    """Tables in Markdown: every method by kind of constraint, and the differences from the references.
+
+    Held-out rows are few, so a difference there is first averaged over the seeds of a table and constraint; the worst
+    is given of these means and of the single runs.
+    """
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     by = {(row["method"], row["table"], row["constraint"], row["seed"]): row for row in rows}
-    head = (
+    below = "points below the reference"
+    head = [
         "method",
-        "constraint",
+        "constraints",
         "runs",
         "feasible",
         "below the best feasible constant",
-        "right, training",
-        "held out",
-    )
-    more = ("points below the reference, training: mean, worst", "held out: mean, worst")
-    print(f"| {' | '.join(head + more)} |\n{'|---' * len(head + more)}|")
-    for method in ("logistic", "network", "0.1.0"):
-        for kind, held in itertools.product((*GAPS, "recall", "error_rate"), (False, True)):
-            mine = [
-                row
-                for row in rows
-                if row["method"] == method and row["constraint"].startswith(kind) and (row["table"] in HELD_OUT) == held
-            ]
-            if not mine:
-                continue
-            below = np.array([against(row, by) for row in mine])
-            below = below[~np.isnan(below).any(axis=1)]
-            right = [np.mean([row["right"][part] for row in mine]) for part in ("train", "test")]
-            told = [f"{below[:, i].mean():+.2f}, {below[:, i].max():+.2f}" for i in (0, 1)] if len(below) else ["", ""]
-            print(
-                f"| {method} | {kind}{', FARS' if held else ''} | {len(mine)} "
-                f"| {sum(row['feasible'] for row in mine)} | {sum(row['worse'] for row in mine)} "
-                f"| {right[0]:.1%} | {right[1]:.1%} | {told[0]} | {told[1]} |"
-            )
+        "right, training / held out",
+    ]
+    head += [f"{below}, {part}: mean, worst of the tables and bounds, worst run" for part in ("training", "held out")]
+    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
+    kinds = {"gaps": GAPS, "rates of a class": ("recall", "error_rate")}
+    for method, held, (name, which) in itertools.product(
+        ("logistic", "network", "0.1.0"), (False, True), kinds.items()
+    ):
+        mine = [
+            row
+            for row in rows
+            if row["method"] == method and row["constraint"].startswith(which) and (row["table"] in HELD_OUT) == held
+        ]
+        if not mine:
+            continue
+        cells: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for row in mine:
+            cells.setdefault((row["table"], row["constraint"]), []).append(against(row, by))
+        each, means = np.concatenate(list(cells.values())), np.array([np.mean(cell, axis=0) for cell in cells.values()])
+        right = " / ".join(f"{np.mean([row['right'][part] for row in mine]):.1%}" for part in ("train", "test"))
+        told = [f"{each[:, i].mean():+.2f}, {means[:, i].max():+.2f}, {each[:, i].max():+.2f}" for i in (0, 1)]
+        print(
+            f"| {method} | {name}{', FARS' if held else ''} | {len(mine)} | {sum(row['feasible'] for row in mine)} "
+            f"| {sum(row['worse'] for row in mine)} | {right} | {told[0]} | {told[1]} |"
+        )
 
 
 def against(row: dict[str, Any], by: dict[tuple, dict[str, Any]]) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from fedsgm.__main__ import app
 from fedsgm.cli.flags import RuleName
 from fedsgm.methods import IPPConEx
 from fedsgm.tables import dealing, recipe
-from support.applications import TIGHT, applications
+from support.applications import TIGHT, applications, examinations
 from support.commands import FILES, Run, assert_one_error, call, same_bits, spellings
 
 ROWS = 3000
@@ -144,6 +144,25 @@ def test_worse_than_a_constant_is_said_first(tmp_path):
     assert model.startswith("Model: within every bound")
     assert called.code == 3
     assert "take a larger beta, or the adaptive rule" in called.out or "the last parameters are" not in called.out
+
+
+def test_a_fit_below_a_constant_is_run_again_to_be_right_as_often(tmp_path):
+    pd.DataFrame(examinations()).to_csv(tmp_path / "t.csv", index=False)
+    flags = ("--target", "passed", "--constraint", "equalized_odds(group) <= 0.1", "--no-progress")
+    called = call("fit", tmp_path / "t.csv", *flags, "--require-feasible", "--out", tmp_path / "run", draw=False)
+    assert called.code == 0, called.out
+    assert called.out.startswith("Model: within every bound")
+    run = fs.Result.load(tmp_path / "run")
+    floor = "right as often as always 'yes'"
+    (least, _), right = run.ranges[floor], run.value("train", floor, "answer")[0]
+    assert right >= least
+    compared = run.settings["model"]["compared"]
+    assert compared["model"]["good"]["train"] == pytest.approx(right) == pytest.approx(least, abs=0.01)
+    assert compared["model"]["values"].keys() == {"equalized_odds(group)"}
+    assert f"{floor} " in run.verdict()
+    table = call("fit", tmp_path / "t.csv", *flags, "--bounds", "0.1", "--out", tmp_path / "bounds", draw=False).out
+    bound, constant = (re.search(rf"^{way} .*?(\d+\.\d)%", table, re.M)[1] for way in ("0.1", "best constant"))
+    assert float(bound) >= float(constant)
 
 
 def test_a_fit_that_diverged_is_json_for_strict_readers_and_is_shown_again(tmp_path):

@@ -38,8 +38,8 @@ FARS = (
     "Alabama,34,Male,White,No,No,Fatal_Injury\nAlabama,20,Female,White,No,Yes,No_Injury\n"
 )
 HEALTH = (
-    "MemberID_t,sexMALE,sexFEMALE,sexMISS,no_Claims,CharlsonIndexI_max,CharlsonIndexI_ave\n"
-    "1,1,0,0,4,2,1\n2,0,1,0,3,0,0\n"
+    "MemberID_t,sexMALE,sexFEMALE,sexMISS,no_Claims,CharlsonIndexI_max,CharlsonIndexI_ave,Charlson>0\n"
+    "1,1,0,0,4,2,1,1\n2,0,1,0,3,0,0,0\n"
 )
 FILES = {
     "credit": b"ID,SEX,AGE,default-payment-next-month\n1,1,24,1\n2,0,30,0\n",

@@ -10,7 +10,7 @@ from fedsgm.tables.dealing import prepare
 from fedsgm.tables.fit import make_problem
 from fedsgm.tables.grammar import parse
 from fedsgm.tables.models import MLP
-from support.applications import TIGHT, applications
+from support.applications import TIGHT, applications, examinations
 
 FORMER = fs.FedSGM(0.1, 2, batch_size=128, rule=fs.Soft(40.0))  # what fit did at 0.1.0, every tenth round measured
 
@@ -53,6 +53,23 @@ class TestTheDefaultDoesNotCollapse:
         result, compared = fitted(recipe.algorithm(), words)
         assert result.feasible.all()
         assert compared.model.good["train"] > compared.constant.good["train"] + 0.05
+
+
+def test_a_run_can_be_asked_to_be_right_as_often_as_a_constant():
+    wanted = [parse("equalized_odds(group) <= 0.1")]
+    prepared = prepare(examinations(), target="passed", wanted=wanted)
+    model = prepared.target.model()
+    problem = make_problem(model, wanted, prepared, "rows")
+
+    def compared(posed):
+        params = model.init(len(prepared.encoder.features))
+        result = fs.simulate(recipe.algorithm(), posed, prepared.clients, params, rounds=recipe.ROUNDS, progress=False)
+        assert result.feasible.all()
+        return sanity.compare(model, problem, prepared, result, None)
+
+    first = compared(problem)
+    assert first.worse, "this data is such that the run with the lowest loss is right less often than a constant"
+    assert not compared(sanity.as_right(problem, model, first.constant)).worse
 
 
 class TestComparison:

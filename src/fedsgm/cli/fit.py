@@ -137,7 +137,11 @@ def _fit(made: Fitting, problem: Problem, confidence: float | None, table: Path,
     result = made.run(problem)
     if confidence is not None and problem.constraints:
         result = made.confident(problem, result, confidence)
-    compared = made.compared(problem, result, made.free(problem) if sanity.in_the_way(result) else None)
+    free = made.free(problem) if sanity.in_the_way(result) else None
+    if confidence is None:
+        result, compared = made.worthwhile(problem, result, free)
+    else:
+        compared = made.compared(problem, result, free)
     trained = tabular.TableModel(prepared.encoder, made.net, result.answer, prepared.target)
     shown = tabular.shown_on_new_data(problem, result.answer, prepared.test, confidence)
     tallies = tabular.tallies(trained, {"train": prepared.clients.together()[0], "test": prepared.test})

@@ -123,7 +123,7 @@ def _health(data: bytes) -> Table:
     table = parse_table(_unzipped(data), "health")
     sex = np.select([table["sexMALE"] == 1, table["sexFEMALE"] == 1], ["male", "female"], "unknown").astype(object)
     ill = np.where(table["CharlsonIndexI_max"] > 0, "yes", "no").astype(object)
-    leaks = ("CharlsonIndexI", "MemberID", "trainset", "sexMALE", "sexFEMALE", "sexMISS")
+    leaks = ("Charlson", "MemberID", "trainset", "sexMALE", "sexFEMALE", "sexMISS")
     return {name: v for name, v in table.items() if not name.startswith(leaks)} | {"sex": sex, "comorbid": ill}
 
 

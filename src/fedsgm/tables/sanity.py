@@ -18,6 +18,7 @@ from fedsgm.engines import recording
 from fedsgm.results.result import Result, excess
 from fedsgm.results.verdict import number
 from fedsgm.tables.dealing import Prepared
+from fedsgm.tables.fairness import accuracy
 from fedsgm.tables.models import MLP
 from fedsgm.tables.targets import Target
 
@@ -101,6 +102,12 @@ def unbounded(problem: Problem) -> Problem:
         return replaced(constraint, bound=bound, least=None if constraint.least is None else -np.inf)
 
     return replaced(problem, constraints=tuple(map(free, problem.constraints)))
+
+
+def as_right(problem: Problem, model: MLP, other: Answer) -> Problem:
+    """The same problem with one constraint more: to be right as often as another answer on the training rows."""
+    right = accuracy(model.score, name=f"right as often as {other.name}")
+    return replaced(problem, constraints=(*problem.constraints, right >= other.good["train"]))
 
 
 def in_the_way(result: Result) -> bool:
