@@ -20,6 +20,7 @@ from fedsgm.__main__ import app
 from fedsgm.cli.flags import RuleName
 from fedsgm.methods import IPPConEx
 from fedsgm.tables import dealing, recipe
+from fedsgm.tables.models import MLP
 from support.applications import TIGHT, applications, examinations
 from support.commands import FILES, Run, assert_one_error, call, same_bits, spellings
 
@@ -418,6 +419,7 @@ CASES = [
     ),
     Case("--rule adaptive --adapt 3", lambda run: run.algorithm.rule == fs.Adaptive(3.0)),
     Case("", lambda run: run.algorithm == recipe.algorithm() and run.evaluate_every == 1 and run.rounds == 500),
+    Case("--model mlp", lambda run: run.algorithm == recipe.algorithm(MLP((64,))) != recipe.algorithm()),
     Case("--local-steps 3", lambda run: run.algorithm.local_steps == 3),
     Case("--participants 3", lambda run: run.algorithm.participants == 3),
     Case("--memory", lambda run: run.algorithm.memory is True),

@@ -199,7 +199,7 @@ def test_every_pair_of_groups_and_class_is_a_part_where_their_number_is_told(kin
     np.testing.assert_allclose(np.sort(told.measured_parts(sums)), np.sort(expected), atol=1e-6)
     assert told.measured(sums) == pytest.approx(untold.measured(sums))
     monkeypatch.setattr(rates, "_MOST_PARTS", len(expected) - 1)
-    fewer = getattr(fairness, kind)(MODEL.score, **OPTIONS, classes=K)
+    fewer = getattr(fairness, kind)(MODEL.score, **OPTIONS, classes=K, name="fewer")
     assert fewer.parts == GROUPS * (GROUPS - 1)
     assert fewer.measured(sums) == pytest.approx(untold.measured(sums))
 

@@ -44,7 +44,7 @@ def tables(frame, tmp_path_factory):
 
 
 def stated(**more):
-    def algorithm(_):
+    def algorithm(*_):
         return fs.FedSGM(0.1, 2, rule=fs.Soft(20.0), batch_size=16)
 
     about = dataclasses.replace(QUESTION, **{name: more.pop(name) for name in list(more) if name in vars(QUESTION)})

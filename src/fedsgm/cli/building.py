@@ -90,6 +90,7 @@ def _step_size(flags: RunFlags) -> Any:
     """A number, or a function of the round where it falls; centralised, each local step is a round."""
     if not 0 < flags.anneal <= 1:
         raise SettingError(f"--anneal {flags.anneal:g}: a share of the step size is above 0 and at most 1")
+    assert flags.step_size is not None, "a fit has asked its model"
     if flags.anneal == 1:
         return flags.step_size
     from fedsgm.tables import recipe

@@ -20,7 +20,7 @@ from fedsgm.base.errors import SettingError
 from fedsgm.base.progress import say
 from fedsgm.cli import building, config, rehearsal
 from fedsgm.cli.fit import DEFAULTS, PARAMETERS, TaskName, WeighName
-from fedsgm.cli.fitting import ModelName, layers_of
+from fedsgm.cli.fitting import ModelName, for_model, layers_of
 from fedsgm.cli.flags import PROBLEM, RuleName, RunFlags, command, option, own_parameters, value_types
 from fedsgm.cli.rehearsal import NOT_FEDERATED, RUN
 from fedsgm.cli.saving import copy, picture
@@ -29,6 +29,7 @@ from fedsgm.federation.flare import kits
 from fedsgm.tables import fit as tabular
 from fedsgm.tables.describing import Question, Site
 from fedsgm.tables.federated import TableFit
+from fedsgm.tables.models import MLP
 from fedsgm.tables.reader import nearest
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def experiment(**settings: Any) -> TableFit:
     return TableFit(
         about,
         layers_of(_chosen(ModelName, "model", given["model"]), given["hidden"]),
-        functools.partial(building.algorithm, flags),
+        functools.partial(_algorithm, flags),
         _chosen(WeighName, "weigh", given["weigh"]).value,
         Written(given["separator"], given["decimal"], given["encoding"]),
         flags.rounds,
@@ -93,6 +94,10 @@ def experiment(**settings: Any) -> TableFit:
         given["min_participants"],
         given["timeout"],
     )
+
+
+def _algorithm(flags: RunFlags, model: MLP, params: Any) -> Any:
+    return building.algorithm(for_model(flags, model), params)
 
 
 def _complete(settings: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +140,7 @@ def _fit(flags: RunFlags, tables: list[Path], port: int, **own: Any) -> int:
     settings = given | {name: value for name, value in flags.settings().items() if name not in NOT_FEDERATED}
     stated = experiment(**settings)
     agreed = _rehearsed(stated, tables)
-    building.check(flags, len(tables), stated.state(agreed).params)
+    stated.state(agreed).algorithm.cohort(len(tables))  # refuses what no algorithm for so many sites can be made of
     for note in agreed["notes"]:
         say(f"note: {note}", file=sys.stderr)
 

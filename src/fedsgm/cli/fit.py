@@ -49,7 +49,7 @@ DEFAULTS: dict[str, Any] = {
     "rounds": recipe.ROUNDS,
     "local_steps": recipe.LOCAL_STEPS,
     "batch_size": recipe.BATCH_SIZE,
-    "step_size": recipe.STEP_SIZE,
+    "step_size": None,
     "anneal": recipe.ANNEAL,
     "evaluate_every": recipe.EVALUATE_EVERY,
     "out": Path("runs/fit"),
@@ -117,12 +117,12 @@ def _train(flags: RunFlags, table: Path, **own: Any) -> int:
     at = None if bounds is None else trade_off.parse_bounds(bounds, wanted)
 
     def made(seed: int) -> Fitting:
-        return Fitting(dataclasses.replace(flags, seed=seed), given.prepared(seed, own), layers, own["weigh"].value)
+        return Fitting.of(dataclasses.replace(flags, seed=seed), given.prepared(seed, own), layers, own["weigh"].value)
 
     first = made(flags.seed)
     for note in first.notes(wanted):
         say(f"note: {note}", file=sys.stderr)
-    settings = config.plain(own) | flags.settings()
+    settings = config.plain(own) | first.flags.settings()
     if at is not None:
         return _trade_off([first, *(made(flags.seed + i) for i in range(1, seeds))], wanted, at, table, settings)
     return _fit(first, first.problem(wanted), confidence, table, settings)

@@ -72,6 +72,11 @@ class Fitting:
     layers: tuple[int, ...]
     weigh: str
 
+    @classmethod
+    def of(cls, flags: RunFlags, prepared: Prepared, layers: tuple[int, ...], weigh: str) -> Fitting:
+        """With the step size that is the model's, unless it is told."""
+        return cls(for_model(flags, prepared.target.model(layers)), prepared, layers, weigh)
+
     def problem(self, wanted: Sequence[Wanted]) -> Problem:
         from fedsgm.tables.fit import make_problem
 
@@ -132,6 +137,13 @@ class Fitting:
         again = self.run(sanity.as_right(problem, self.net, first.constant), name)
         second = self.compared(problem, again, free)
         return (result, first) if second.worse else (again, second)
+
+
+def for_model(flags: RunFlags, model: MLP) -> RunFlags:
+    """The flags with the step size that is the model's, unless it is told."""
+    from fedsgm.tables import recipe
+
+    return flags if flags.step_size is not None else dataclasses.replace(flags, step_size=recipe.step_size(model))
 
 
 def check_confidence(confidence: float | None, test_fraction: float) -> None:

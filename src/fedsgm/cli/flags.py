@@ -89,7 +89,9 @@ class RunFlags:
     augment: Annotated[
         float, option(panel=ALGORITHM, help="Weight of the violation in the primal-dual rule: augmented Lagrangian.")
     ] = 0.0
-    step_size: Annotated[float, option(panel=ALGORITHM, help="Step size, eta.")] = 0.1
+    step_size: Annotated[
+        float | None, option(panel=ALGORITHM, help="Step size, eta; of a fit, the model's own unless told.")
+    ] = 0.1
     anneal: Annotated[
         float,
         option(panel=ALGORITHM, help="Share of the step size that is left at the end, along a cosine; 1 keeps it."),

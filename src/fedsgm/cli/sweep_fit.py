@@ -52,7 +52,7 @@ def _sweep(flags: RunFlags, table: Path, vary: list[str] | None, resume: bool, *
             flags, progress=False, **{name: value for name, value in setting.items() if name not in own}
         )
         dealt = prepared(run.seed, **{name: chosen[name] for name in ("client_by", "clients")})
-        return Fitting(run, dealt, layers_of(chosen["model"], chosen["hidden"]), chosen["weigh"].value)
+        return Fitting.of(run, dealt, layers_of(chosen["model"], chosen["hidden"]), chosen["weigh"].value)
 
     each = distinct(_reduced(settings), flags)
     fits = {grid.label(setting): made(setting) for setting in each}

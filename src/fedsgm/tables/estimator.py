@@ -41,7 +41,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         hidden: int | Sequence[int] = (),
         n_clients: int = 10,
         rule: Any = None,
-        step_size: Any = recipe.STEP_SIZE,
+        step_size: Any = None,
         local_steps: int = recipe.LOCAL_STEPS,
         participants: int | None = None,
         batch_size: int | None = None,
@@ -107,7 +107,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _run(self, problem: Problem, dealt: Clients, params: Any, seed: int) -> Any:
-        step: Any = self.step_size
+        step: Any = recipe.step_size(self._model()) if self.step_size is None else self.step_size
         if not callable(step):
             step = recipe.Falling(step, self.rounds, recipe.ANNEAL)
         algorithm = FedSGM(

@@ -24,6 +24,7 @@ from fedsgm.tables import fit, sanity, telling
 from fedsgm.tables.agreeing import Agreed, agree
 from fedsgm.tables.describing import Description, Question, Site
 from fedsgm.tables.groups import mixes, numbers
+from fedsgm.tables.models import MLP
 from fedsgm.tables.targets import Tally
 
 
@@ -34,7 +35,7 @@ class TableFit:
     Args:
         about: what the sites are asked about their tables.
         hidden: the widths of the network's hidden layers.
-        algorithm: for the model's starting parameters, the algorithm.
+        algorithm: of the model and its starting parameters, the algorithm.
         weigh: what counts equally in the loss, ``"rows"`` or ``"clients"``.
         written: how the sites' CSV files are written.
         rounds, evaluate_every, min_participants, timeout: as in :class:`Experiment`.
@@ -42,7 +43,7 @@ class TableFit:
 
     about: Question
     hidden: tuple[int, ...]
-    algorithm: Callable[[Any], FedSGM]
+    algorithm: Callable[[MLP, Any], FedSGM]
     weigh: str = "rows"
     written: Written = dataclasses.field(default_factory=Written)
     rounds: int = 500
@@ -79,7 +80,7 @@ class TableFit:
         model = known.target.model(self.hidden)
         params = model.init(len(known.encoder.features), seed=self.about.seed)
         return Experiment(
-            self.algorithm(params),
+            self.algorithm(model, params),
             self._problem(known),
             params,
             self.rounds,
