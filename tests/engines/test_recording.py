@@ -4,7 +4,9 @@ import jax
 import numpy as np
 import pytest
 
+import fedsgm as fs
 from fedsgm.engines.recording import Found, Kept
+from fedsgm.tables.models import MLP
 
 SIZE = 3
 
@@ -106,3 +108,15 @@ def test_of_several_seeds_each_has_its_own():
     assert np.isnan(ends.vectors[2, 1]).all()
     told = Kept(last + 5, np.zeros(2), np.ones(2), np.array([3, 4]))
     assert seeds.ends(last, 7, told).rounds[3].tolist() == [3, 4]
+
+
+def test_values_of_parameters_that_there_are_none_of_are_undefined():
+    """Also of decisions: a comparison with what is not a number is a decision, and seems to be within a bound."""
+    clients = fs.Clients.from_list([{"x": np.zeros((4, 1), np.float32), "y": np.array([0, 1, 0, 1], np.float32)}])
+    model = MLP()
+    wrong = fs.fairness.error_rate(model.score)  # half, whatever is decided, as all examples are alike
+    result = fs.simulate(
+        fs.FedSGM(0.1), fs.Problem(model.loss, [wrong <= 0.4]), clients, model.init(1), rounds=2, progress=False
+    )
+    assert result.value("train", "error_rate", "last") == 0.5
+    assert np.isnan(result.value("train", "error_rate", "best_feasible"))

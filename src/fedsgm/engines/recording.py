@@ -195,10 +195,12 @@ def held_out(problem: Task, test: Any, params: Any, like: Any = None) -> Any:
 
 @whole_program
 def values_at(task: Flat, vectors: jax.Array, data: Any) -> dict[str, jax.Array]:
-    """The true values over the clients of ``data``, of [kind, seed] parameter vectors."""
+    """The true values over the clients of ``data``, of [kind, seed] parameter vectors; undefined where those are."""
 
     def one(w: jax.Array) -> Any:
-        return task.task.summarise(over(functools.partial(task.evaluate, w), data))[0]
+        values = task.task.summarise(over(functools.partial(task.evaluate, w), data))[0]
+        sound = jnp.all(jnp.isfinite(w))  # a rate of decisions, which are comparisons, is a number whatever w is
+        return jax.tree.map(lambda value: jnp.where(sound, value, jnp.nan), values)
 
     return jax.vmap(jax.vmap(one))(vectors)
 
