@@ -5,7 +5,7 @@
 100,000 rows x 50 features in 10 equal clients, demographic parity at most 0.05, the defaults of ``fedsgm fit`` from
 prepared clients to the answer; ExponentiatedGradient over scikit-learn's logistic regression with its defaults, with
 half of the bound, as its bound is on the distance from the mean of the groups. Both take turns in one process, a ratio
-is taken within a turn; the first turn of a fit has its compilation, for which no cache is used.
+is taken within a turn; every fit is compiled anew, and no cache is used.
 """
 
 from __future__ import annotations
