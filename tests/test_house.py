@@ -88,6 +88,7 @@ VOCABULARY = (
     "core/examples.py",
     "core/pooling.py",
     "core/quantities.py",
+    "core/drawing.py",
     "core/topk.py",
     "core/wire.py",
     "core/bits.py",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedsgm import RandK
+from fedsgm import FedSGM, RandK
 from fedsgm.core import drawing
 
 BOTH = {"permuted": drawing.permuted, "sorted out": drawing.sorted_out}
@@ -86,3 +86,25 @@ def test_nothing_of_size_d():
     program = jax.jit(functools.partial(drawing.distinct, k=10, d=10**9)).lower(jax.random.key(0)).compile()
     assert program.memory_analysis().temp_size_in_bytes < 10_000
     assert len(np.unique(program(jax.random.key(0)))) == 10
+
+
+def test_participants_are_drawn_without_an_array_of_all_clients():
+    """Three of a million in ascending order; below 256 as the paper's results were drawn."""
+    clients, algorithm = 10**6, FedSGM(0.1, participants=3)
+    traced = jax.make_jaxpr(lambda key: algorithm.sample(key, clients))(jax.random.key(0))
+    assert all(size < 1000 for size in sizes(traced.jaxpr))
+    who = np.asarray(algorithm.sample(jax.random.key(0), clients))
+    assert (np.diff(who) > 0).all()
+    key = jax.random.key(3)
+    expected = np.argsort(-np.asarray(jax.random.uniform(key, (20,))))[:3]
+    np.testing.assert_array_equal(algorithm.sample(key, 20), np.sort(expected))
+
+
+def sizes(jaxpr):
+    """Of all arrays of a program, those of its inner programs too."""
+    for equation in jaxpr.eqns:
+        yield from (math.prod(out.aval.shape) for out in equation.outvars)
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from sizes(inner)

@@ -37,6 +37,7 @@ from fedsgm.base.structs import (
 from fedsgm.core import feedback
 from fedsgm.core.checks import check_optimizer
 from fedsgm.core.compression import Compressor, Identity, Message
+from fedsgm.core.drawing import distinct
 from fedsgm.core.feedback import Memory, Uplink, check_downlink, check_uplink
 from fedsgm.core.queries import QUERIES, UNHEARD, Remembered
 from fedsgm.core.rules import Direction, Hard, Measured, Rule, check_rule, margin_of
@@ -226,8 +227,7 @@ class FedSGM:
         m = self.cohort(clients)
         if m == clients:
             return jnp.arange(clients)
-        _, chosen = jax.lax.top_k(jax.random.uniform(key, (clients,)), m)
-        return jnp.sort(chosen)
+        return jnp.sort(distinct(key, m, clients))
 
     def measure(self, task: Flat, w: jax.Array, data: Any, key: jax.Array) -> tuple[Any, Any]:
         """Client: the statistics of its constraints at w_t (line 3), and what the task keeps for the update."""

@@ -140,17 +140,24 @@ def decided(algorithm: Algorithm, server: Any, direction: Direction, measured: M
 
 
 def traffic(
-    statistics: Any, asked: Any, direction: Direction, messages: Any, broadcast: Any, who: Any, clients: int
+    statistics: Any, asked: Any, direction: Direction, messages: Any, broadcast: Any, told: int
 ) -> dict[str, jax.Array]:
-    """Payload bytes of one round, in parts: up, of each participant's message and of all answers; down, to each client.
+    """Payload bytes of one round, in parts: up, of each participant's message and of all answers; down, of the
+    broadcast, which everyone gets, and of all that the participants were ``told``.
 
-    Statistics, of all that were ``asked``, and messages go up; the direction goes down to the participants, the
-    broadcast to everyone.
+    Statistics, of all that were ``asked``, and messages go up; the direction and the broadcast go down. The parts fit
+    32 bits where their sums may not.
     """
     each = wire.nbytes(jax.tree.map(lambda a: a[0], statistics))
     up = jnp.append(jax.vmap(wire.size)(messages), asked * each)
-    down = jnp.full(clients, wire.size(broadcast)).at[who].add(wire.nbytes(direction))
+    down = jnp.stack([wire.size(broadcast), jnp.int32(told * wire.nbytes(direction))])
     return dict(zip(TRAFFIC, (up, down), strict=True))
+
+
+def in_all(parts: Mapping[str, np.ndarray], clients: int) -> dict[str, np.ndarray]:
+    """The sums of what :func:`traffic` gives, round by round."""
+    up, down = (parts[name].astype(np.int64) for name in TRAFFIC)
+    return {"bytes_up": up.sum(axis=-1), "bytes_down": clients * down[..., 0] + down[..., 1]}
 
 
 def total_traffic(

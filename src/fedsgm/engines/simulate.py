@@ -178,7 +178,7 @@ class Run:
         began = time.perf_counter()
         self.state, buffers = _advance(self.program, self.data, self.state, self.seeds, self.done, stop)
         chunk = {name: np.asarray(buffer)[:, : stop - self.done] for name, buffer in buffers.items()}
-        chunk |= {name: chunk[name].sum(axis=-1, dtype=np.int64) for name in recording.TRAFFIC}
+        chunk |= recording.in_all(chunk, self.program.n)
         seconds = (time.perf_counter() - began) / (stop - self.done)
         self._size = max(1, min(_CAPACITY, int(_CHUNK_SECONDS / seconds)))
         self.history.append(chunk)
@@ -275,7 +275,7 @@ def _round(program: Compiled, data: Any, state: State, draw: Draw, t: jax.Array)
     messages, memory = each(local_update, who, t, theirs, kept, memory, draw.clients)
     server, broadcast = algorithm.aggregate(task, server, messages, draw.server)
     first = jnp.where(t == 0, program.n, len(who)) if algorithm.asks_first else len(draw.asked)
-    info |= recording.traffic(statistics, first, direction, messages, broadcast, who, program.n)
+    info |= recording.traffic(statistics, first, direction, messages, broadcast, len(who))
 
     def inspect(kept: Any) -> Any:
         return task.inspect(w, server.replica, kept)
