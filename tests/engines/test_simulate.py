@@ -89,19 +89,27 @@ def test_evaluate_every(clients, problem, params, every):
     np.testing.assert_array_equal(some.history["estimate"], full.history["estimate"])
 
 
-def test_one_compilation_for_all_continuous_settings(clients, params):
+def test_one_compilation_for_all_continuous_settings(clients, params, monkeypatch):
     """Step size, beta, bound, tolerance, seed and rounds are arguments of the program."""
+    traced = []
+    real = engine._round
+    monkeypatch.setattr(engine, "_round", lambda *given: traced.append(1) or real(*given))
 
-    def go(step_size, beta, bound, tolerance, seed, rounds):
+    def go(step_size, beta, bound, tolerance, seed, rounds, local_steps=1):
         problem = fs.Problem(logistic, [fs.Mean(logistic, where=positive, name="loss") <= bound])
-        algorithm = fs.FedSGM(step_size, rule=fs.Soft(beta), tolerance=tolerance, participants=3)
+        algorithm = fs.FedSGM(
+            step_size, local_steps=local_steps, rule=fs.Soft(beta), tolerance=tolerance, participants=3
+        )
         fs.simulate(algorithm, problem, clients, params, rounds=rounds, seed=seed, progress=False)
 
     go(0.1, 10.0, 0.5, 0.0, 0, 20)
-    compiled = engine._advance._cache_size()
+    compiled = len(traced)
+    assert compiled
     go(0.2, 20, 1, 0.1, 3, 300)
     go(1e-3, 7.5, 0.25, 0.02, 9, 7)
-    assert engine._advance._cache_size() == compiled
+    assert len(traced) == compiled
+    go(0.1, 10.0, 0.5, 0.0, 0, 20, local_steps=2)  # which is another program
+    assert len(traced) > compiled
 
 
 def test_only_participants_work(clients, problem, params):
