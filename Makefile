@@ -42,6 +42,7 @@ bench: .venv/.bench
 	$(BIN)/python benchmarks/cartpole.py
 	$(BIN)/python benchmarks/wire.py
 	$(BIN)/python benchmarks/topk.py
+	$(BIN)/python benchmarks/many_clients.py
 	$(BIN)/python benchmarks/fit_speed.py
 	$(BIN)/python benchmarks/unequal.py
 	$(BIN)/python benchmarks/federation.py

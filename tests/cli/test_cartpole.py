@@ -1,7 +1,5 @@
 """``fedsgm run cartpole``: every flag reaches the task, and its defaults are the paper's experiment."""
 
-import dataclasses
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import jax
@@ -16,6 +14,7 @@ from fedsgm.base.layout import start_of
 from fedsgm.tasks import cmdp
 from fedsgm.tasks.cmdp import CartPole, Categorical, Gaussian
 from support.commands import call, spellings
+from support.flags import Case
 
 
 class Begun(Exception):
@@ -40,15 +39,6 @@ def begin(tmp_path, monkeypatch):
         return SimpleNamespace(**given)
 
     return begin
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    flags: str
-    check: Callable[[SimpleNamespace], object]
-
-    def __str__(self) -> str:
-        return self.flags
 
 
 def sizes(run) -> list[int]:

@@ -1,11 +1,9 @@
 """``fedsgm federate fit``: the model of ``fedsgm fit`` from tables that stay where they are."""
 
-import dataclasses
 import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +17,7 @@ from fedsgm.__main__ import app
 from fedsgm.cli import federate_fit, rehearsal
 from fedsgm.federation.flare import kits
 from support.commands import Run, assert_one_error, call, spellings
+from support.flags import Case
 from support.sites import SITES, Together, assert_that_of_fit, people
 from support.sites import write as write_tables
 
@@ -133,15 +132,6 @@ def begin(tables, tmp_path, monkeypatch):
         return SimpleNamespace(**given, **vars(stated.state(agreed)), agreed=agreed)
 
     return begin
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    flags: str
-    check: Callable[[SimpleNamespace], object]
-
-    def __str__(self) -> str:
-        return self.flags
 
 
 def features(run):

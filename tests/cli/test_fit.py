@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +22,7 @@ from fedsgm.tables import dealing, recipe
 from fedsgm.tables.models import MLP
 from support.applications import TIGHT, applications, examinations
 from support.commands import FILES, Run, assert_one_error, call, same_bits, spellings
+from support.flags import Case
 
 ROWS = 3000
 COLUMNS = ["age", "workclass", "education-num", "hours-per-week", "race", "sex", "income"]
@@ -379,15 +379,6 @@ def begin(table, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     return begin
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    flags: str
-    check: Callable[[SimpleNamespace], object]
-
-    def __str__(self) -> str:
-        return self.flags
 
 
 def features(run) -> int:

@@ -12,12 +12,24 @@ from typer.testing import CliRunner
 import fedsgm as fs
 from fedsgm.__main__ import app
 from fedsgm.engines import recording
-from fedsgm.federation import Client, Failure, Program, federate
+from fedsgm.federation import Client, Program, federate
 from fedsgm.federation.inprocess import Fault, InProcess
 from fedsgm.federation.program import At
 from fedsgm.federation.protocol import FrameError, Kind, Reply, Request, one_line, pack, told, unpack
 from fedsgm.results.result import KINDS
-from support.federated import ALGORITHM, CLIENTS, PARAMS, PROBLEM, PROGRAM, TEST, Server, Stopped, Watched, check_books
+from support.federated import (
+    ALGORITHM,
+    CLIENTS,
+    PARAMS,
+    PROBLEM,
+    PROGRAM,
+    TEST,
+    Server,
+    Stopped,
+    Watched,
+    check_books,
+    counting,
+)
 from support.runs import EVERYTHING
 
 ROUNDS = 25
@@ -109,15 +121,7 @@ def test_the_same_for_batches_random_compressors_and_a_multiplier(tmp_path, clie
 
 
 def test_every_byte_is_counted(tmp_path):
-    sent = {"up": 0, "down": 0}
-
-    class Counting(InProcess):
-        def exchange(self, requests, seconds):
-            replies = super().exchange(requests, seconds)
-            sent["down"] += sum(map(len, requests.values()))
-            sent["up"] += sum(len(reply) for reply in replies.values() if not isinstance(reply, Failure))
-            return replies
-
+    Counting, sent = counting()
     result = federate(
         ALGORITHM, PROBLEM, Counting.of(PROGRAM, CLIENTS, tmp_path), PARAMS, rounds=8, evaluate_every=0, progress=False
     )

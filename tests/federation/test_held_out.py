@@ -8,11 +8,11 @@ import pytest
 
 import fedsgm as fs
 from fedsgm import theory
-from fedsgm.federation import Failure, Parts, Program, federate
+from fedsgm.federation import Parts, Program, federate
 from fedsgm.federation.answers import read_held_out
 from fedsgm.federation.inprocess import Fault, InProcess
 from fedsgm.federation.protocol import FrameError, Kind, Request, pack
-from support.federated import CLIENTS, PARAMS, PROBLEM
+from support.federated import CLIENTS, PARAMS, PROBLEM, counting
 from support.runs import logistic, negative, positive
 
 ROUNDS = 6
@@ -85,15 +85,7 @@ def test_where_nobody_holds_anything_out_there_is_nothing_to_measure(parts, para
 
 
 def test_the_bytes_are_counted(parts, params, problem, tmp_path):
-    sent = {"up": 0, "down": 0}
-
-    class Counting(InProcess):
-        def exchange(self, requests, seconds):
-            replies = super().exchange(requests, seconds)
-            sent["down"] += sum(map(len, requests.values()))
-            sent["up"] += sum(len(reply) for reply in replies.values() if not isinstance(reply, Failure))
-            return replies
-
+    Counting, sent = counting()
     result = run(tmp_path, problem, parts, params, Counting)
     for way in ("up", "down"):
         assert result.history[f"frames_{way}"].sum() == sent[way]

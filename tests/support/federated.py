@@ -3,7 +3,7 @@
 import numpy as np
 
 import fedsgm as fs
-from fedsgm.federation import Program
+from fedsgm.federation import Failure, Program
 from fedsgm.federation.inprocess import InProcess
 from fedsgm.federation.run import Run
 from fedsgm.tasks.neyman_pearson import load, neyman_pearson
@@ -26,6 +26,20 @@ def true_values(w):
     """Objective and constraint over all clients."""
     values, _ = PROGRAM.summarise([PROGRAM.evaluate(w, data) for data in DATA])
     return float(values["objective"]), float(values["minority"])
+
+
+def counting():
+    """A transport that counts the bytes of what crosses it, and its count."""
+    sent = {"up": 0, "down": 0}
+
+    class Counting(InProcess):
+        def exchange(self, requests, seconds):
+            replies = super().exchange(requests, seconds)
+            sent["down"] += sum(map(len, requests.values()))
+            sent["up"] += sum(len(reply) for reply in replies.values() if not isinstance(reply, Failure))
+            return replies
+
+    return Counting, sent
 
 
 class Book:

@@ -1,6 +1,5 @@
 """The Adult data, from wherever it is read or fetched, and the experiment on it."""
 
-import dataclasses
 import http.client
 import io
 import os
@@ -10,7 +9,6 @@ import sys
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +22,7 @@ from fedsgm.data import adult as loader
 from fedsgm.tables.models import MLP
 from fedsgm.tasks import fair_classification as task
 from support.commands import FILES, Run, assert_one_error, call, spellings
+from support.flags import Case
 
 RUN = ("run", "fair-adult")
 NAMES = ("adult.data", "adult.test")
@@ -375,15 +374,6 @@ def begin(few, monkeypatch, tmp_path):
     monkeypatch.setattr(fs, "simulate", simulate)
     monkeypatch.chdir(tmp_path)
     return begin
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    flags: str
-    check: Callable[[SimpleNamespace], object]
-
-    def __str__(self) -> str:
-        return self.flags
 
 
 def shares(clients):

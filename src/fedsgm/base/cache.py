@@ -16,7 +16,7 @@ _LEVEL = "xla_backend_optimization_level"
 def whole_program(fn: Callable[..., Any]) -> Callable[..., Any]:
     """``jax.jit`` of what is never part of another program, for the CPU with fewer of LLVM's passes.
 
-    They are half of the time of a first run, and what they gain is within noise: the work is in products and in loops
+    They take up to a quarter of a first run and gain nothing that was measured: the work is in products and in loops
     that XLA has made vectors of. A level that the user sets in XLA_FLAGS is kept.
     """
 
