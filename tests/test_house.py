@@ -97,10 +97,10 @@ VOCABULARY = (
 )
 SIMULATED = {
     *("core/algorithm.py", "core/compression.py", "core/feedback.py", "core/problem.py", "core/rules.py"),
-    *("engines/recording.py", "engines/simulate.py"),
+    *("engines/recording.py", "engines/rounds.py"),
 }
 FEDERATED = {
-    *(SIMULATED - {"engines/simulate.py"}),
+    *(SIMULATED - {"engines/rounds.py"}),
     *("engines/checkpoint.py", "federation/answers.py", "federation/client.py", "federation/inprocess.py"),
     *("federation/panel.py", "federation/program.py", "federation/protocol.py", "federation/run.py"),
 }
@@ -136,7 +136,7 @@ def test_seven_files_to_a_simulated_round(monkeypatch):
     def run():
         fs.simulate(ALGORITHM, PROBLEM, CLIENTS, PARAMS, rounds=1, progress=False, debug=True)
 
-    assert files_of(monkeypatch, "fedsgm.engines.simulate:_round", run) == SIMULATED
+    assert files_of(monkeypatch, "fedsgm.engines.rounds:one_round", run) == SIMULATED
     assert len(SIMULATED) == 7
 
 

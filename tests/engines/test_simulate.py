@@ -10,6 +10,8 @@ import pytest
 import fedsgm as fs
 from fedsgm.base.layout import Layout
 from fedsgm.core.algorithm import Flat
+from fedsgm.engines import device, rounds
+from fedsgm.engines.device import OnDevice
 from support.runs import EVERYTHING, FEATURES, assert_identical, logistic, negative, positive
 
 engine = importlib.import_module("fedsgm.engines.simulate")  # the package's attribute of that name is the function
@@ -92,15 +94,15 @@ def test_evaluate_every(clients, problem, params, every):
 def test_one_compilation_for_all_continuous_settings(clients, params, monkeypatch):
     """Step size, beta, bound, tolerance, seed and rounds are arguments of the program."""
     traced = []
-    real = engine._round
-    monkeypatch.setattr(engine, "_round", lambda *given: traced.append(1) or real(*given))
+    real = rounds.one_round
+    monkeypatch.setattr(rounds, "one_round", lambda *given: traced.append(1) or real(*given))
 
-    def go(step_size, beta, bound, tolerance, seed, rounds, local_steps=1):
+    def go(step_size, beta, bound, tolerance, seed, many, local_steps=1):
         problem = fs.Problem(logistic, [fs.Mean(logistic, where=positive, name="loss") <= bound])
         algorithm = fs.FedSGM(
             step_size, local_steps=local_steps, rule=fs.Soft(beta), tolerance=tolerance, participants=3
         )
-        fs.simulate(algorithm, problem, clients, params, rounds=rounds, seed=seed, progress=False)
+        fs.simulate(algorithm, problem, clients, params, rounds=many, seed=seed, progress=False)
 
     go(0.1, 10.0, 0.5, 0.0, 0, 20)
     compiled = len(traced)
@@ -119,14 +121,13 @@ def test_only_participants_work(clients, problem, params):
 
     def flops(m):
         algorithm = fs.FedSGM(0.1, local_steps=1, participants=m)
-        program = engine.Compiled(algorithm, Flat(problem, layout), 1, 6, 1)
-        state = jax.tree.map(
-            lambda a: a[0], engine._start(program, layout.flatten(params)[None], data, np.zeros(1, np.uint32))
-        )
-        draw = jax.eval_shape(lambda: engine.Draw.of(program, 0, 0))
+        program = rounds.Compiled(algorithm, Flat(problem, layout), 1, 6, 1)
+        ground = OnDevice(program, data, np.zeros(1, np.uint32))
+        state = jax.tree.map(lambda a: a[0], ground.start(layout.flatten(params)[None]))
+        draw = jax.eval_shape(lambda: rounds.Draw.of(program, 0, 0))
 
         def replica(data, state, draw):  # the true values over all clients are not asked for
-            after, _ = engine._round(program, data, state, draw, 0)
+            after, _ = rounds.one_round(program, data, state, draw, 0)
             return after.server.replica
 
         return jax.jit(replica).lower(data, state, draw).compile().cost_analysis()["flops"]
@@ -256,14 +257,14 @@ def test_a_compilation_cache_of_the_users_own_is_left_alone(monkeypatch, tmp_pat
 def test_data_goes_to_the_device_once(clients, problem, params, monkeypatch):
     """Every chunk is given the same arrays, which are on the device already."""
     given = []
-    advance = engine._advance
+    advance = device.advance
     monkeypatch.setattr(engine, "_CHUNK_SECONDS", 0.0)
 
     def spy(program, data, *rest):
         given.append(jax.tree.leaves(data))
         return advance(program, data, *rest)
 
-    monkeypatch.setattr(engine, "_advance", spy)
+    monkeypatch.setattr(device, "advance", spy)
     fs.simulate(fs.FedSGM(0.1), problem, clients, params, rounds=20, progress=False)
     assert len(given) > 2
     assert all(isinstance(leaf, jax.Array) for leaf in given[0])

@@ -10,7 +10,7 @@ import pytest
 import fedsgm as fs
 from fedsgm.base.sizes import BySize
 from fedsgm.core.examples import Examples
-from fedsgm.engines import simulate as engine
+from fedsgm.engines.device import OnDevice
 from fedsgm.tables import fairness
 from fedsgm.theory import certificates, estimates
 from support.runs import assert_identical
@@ -177,14 +177,15 @@ def test_memory_is_that_of_the_rows_not_of_the_longest_client(monkeypatch, parti
     assert clients.counts.max() > 20_000
     assert clients.examples["x"].nbytes == x.nbytes
 
-    def spy(*run):
-        given.append(run[2])
+    def spy(ground, _):
+        given.append(ground.data)
         raise KeyboardInterrupt  # what is given to the engine is enough
 
-    monkeypatch.setattr(engine, "_start", spy)
+    monkeypatch.setattr(OnDevice, "start", spy)
     posed = fs.Problem(lambda w, example: w @ example["x"])
+    made, start = fs.FedSGM(0.1, participants=participants), np.zeros(50, np.float32)
     with pytest.raises(KeyboardInterrupt):
-        fs.simulate(fs.FedSGM(0.1, participants=participants), posed, clients, np.zeros(50, np.float32), rounds=1)
+        fs.simulate(made, posed, clients, start, rounds=1, offload=False)
     rows = numbers(Examples(clients.examples, np.zeros((1, total)), None))
     assert numbers(given[0]) < (1.7 if participants is None else 2.7) * rows
 

@@ -16,7 +16,8 @@ import fedsgm as fs
 from fedsgm import theory
 from fedsgm.base.layout import Layout
 from fedsgm.core.algorithm import Flat
-from fedsgm.engines.simulate import Compiled, Draw, _round, _start
+from fedsgm.engines.device import OnDevice
+from fedsgm.engines.rounds import Compiled, Draw, one_round
 from fedsgm.theory import estimates
 
 CLIENTS, EACH, SIZE, RADIUS, BOUND = 8, 4, 6, 0.5, 0.15
@@ -424,10 +425,11 @@ def rounds_of(on, promised, record, **settings):
 
     def step(state, t):
         draw = Draw.of(program, jnp.uint32(0), t)
-        after, info = _round(program, data, state, draw, t)
+        after, info = one_round(program, data, state, draw, t)
         return after, record(algorithm, task, data, state, info)
 
-    first = jax.tree.map(lambda a: jnp.asarray(a)[0], _start(program, start[None], data, np.zeros(1, np.uint32)))
+    ground = OnDevice(program, data, np.zeros(1, np.uint32))
+    first = jax.tree.map(lambda a: jnp.asarray(a)[0], ground.start(start[None]))
     _, rows = jax.jit(lambda s: jax.lax.scan(step, s, jnp.arange(rounds)))(first)
     return tuple(np.asarray(row, np.float64) for row in rows)
 

@@ -17,6 +17,10 @@ class FederationError(FedSGMError, RuntimeError):
     """A federated run that cannot go on: too few clients answer."""
 
 
+class HostError(FedSGMError, RuntimeError):
+    """A process of a run on several is not there, or no longer."""
+
+
 class CheckpointError(FedSGMError, RuntimeError):
     """A checkpoint that cannot be used."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import jax
@@ -51,14 +51,54 @@ class Store:
     ranks: Any
     room: Room = static()
 
-    def take(self, who: jax.Array) -> BySize:
-        order = jnp.argsort(self.ranks[who])
+    @classmethod
+    def of(cls, rows: Rows, counts: np.ndarray, many: int) -> Store:
+        """For rounds of so many members."""
+        ranked = _ranked(counts)
+        ranks, room = np.argsort(ranked).astype(np.int32), _room(counts[ranked[:many]], rows)
+        return cls(rows, _starts(counts), counts.astype(np.int32), ranks, room)
+
+    def take(self, who: Any) -> Any:
+        order = self.ranks[who].argsort()
         members = _split(order, self.room)
         groups = [
             self.rows.padded(self.starts[who[some]], self.counts[who[some]], length)
             for some, (length, _) in zip(members, self.room, strict=True)
         ]
-        return BySize(tuple(groups), members, jnp.argsort(order))
+        return BySize(tuple(groups), members, order.argsort())
+
+    def rounds(self, who: np.ndarray) -> Any:
+        """The members of many rounds, [..., members], of rows in NumPy: what :func:`take` gives, with leading axes."""
+        if len(self.room) > 1:
+            each = [self.take(some) for some in who.reshape(-1, who.shape[-1])]
+            return jax.tree.map(lambda *leaves: np.stack(leaves).reshape(*who.shape[:-1], *leaves[0].shape), *each)
+        flat = who.reshape(-1)
+        if self._even is None:
+            taken = self.rows.padded(self.starts[flat], self.counts[flat], self.room[0][0])
+        else:
+            taken = jax.tree.map(lambda a: np.take(a, flat, axis=0), self._even)
+        return jax.tree.map(lambda a: a.reshape(*who.shape, *a.shape[1:]), taken)
+
+    @functools.cached_property
+    def _even(self) -> Any:
+        """All members with a leading axis, if they are of one size: then nothing is padded and little copied."""
+        if np.ptp(self.counts):
+            return None
+        return jax.tree.map(np.ascontiguousarray, padded(self.rows, self.counts))
+
+    def blocks(self, numbers: int) -> Iterator[tuple[np.ndarray, Any]]:
+        """All members in blocks of at most so many numbers, unless one has more; the last of a group may repeat one."""
+        ranked = np.argsort(self.ranks)
+        for members, (length, many) in zip(_split(ranked, self.room), self.room, strict=True):
+            size = int(np.clip(numbers // (length * _width(self.rows)), 1, many))
+            for start in range(0, many, size):
+                some = members[np.minimum(np.arange(start, start + size), many - 1)]
+                yield some, self.rows.padded(self.starts[some], self.counts[some], length)
+
+    @property
+    def numbers(self) -> float:
+        """In all of its groups."""
+        return _width(self.rows) * sum(length * many for length, many in self.room)
 
 
 @struct
@@ -99,14 +139,16 @@ def arranged(rows: Rows, counts: np.ndarray) -> Any:
     return BySize(tuple(groups), members, place, origin=(rows, counts))
 
 
+def padded(rows: Rows, counts: np.ndarray) -> Any:
+    """All members as long as the longest, with a leading axis."""
+    return rows.padded(_starts(counts), counts.astype(np.int32), int(counts.max()))
+
+
 def ready(data: Any, many: int, draws: bool) -> Any:
     """The data for rounds of so many members, in which rows are drawn, or not: then :func:`take` has what it takes."""
     if not isinstance(data, BySize) or data.origin is None or (many == len(data.place) and not draws):
         return data
-    rows, counts = data.origin
-    ranked = _ranked(counts)
-    ranks, room = np.argsort(ranked).astype(np.int32), _room(counts[ranked[:many]], rows)
-    return replaced(data, store=Store(rows, _starts(counts), counts.astype(np.int32), ranks, room))
+    return replaced(data, store=Store.of(*data.origin, many))
 
 
 def take(data: Any, who: jax.Array) -> Any:
@@ -149,6 +191,12 @@ def one_of(data: Any) -> Any:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), group)
 
 
+def _width(rows: Rows) -> float:
+    """Numbers in a row."""
+    arrays = jax.tree.leaves(rows)
+    return sum(map(np.size, arrays)) / len(arrays[0])
+
+
 def _starts(counts: np.ndarray) -> np.ndarray:
     return (np.cumsum(counts) - counts).astype(np.int32)
 
@@ -168,9 +216,7 @@ def _room(sizes: np.ndarray, rows: Rows) -> Room:
     """The groups of members of these sizes, the largest first, that have the least padding for what a group costs."""
     if sizes[0] * len(sizes) <= _SPARE * sizes.sum():
         return ((int(sizes[0]), len(sizes)),)
-    arrays = jax.tree.leaves(rows)
-    width = sum(map(np.size, arrays)) / len(arrays[0])
-    cost = max(_SHARE * sizes.sum(), _NUMBERS / width)
+    cost = max(_SHARE * sizes.sum(), _NUMBERS / _width(rows))
     # A group may begin where the size falls below a step of the ladder: of many sizes there are few to choose from.
     ladder = np.floor(4 * np.log2(sizes[0] / sizes))
     starts = np.flatnonzero(np.diff(ladder, prepend=-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from typing import Annotated
@@ -56,5 +57,7 @@ def main() -> None:
 
 
 def _stop(message: str, code: int) -> None:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    if "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
+        os._exit(code)  # one of several processes: what JAX does at the end would wait for the others
     sys.exit(code)

@@ -5,6 +5,7 @@ And what a client keeps of a measurement.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -50,7 +51,7 @@ class Examples:
         present = at < counts[:, None]
         index = starts[:, None] + at * present
         weights = (self.weights[:, index] * present).swapaxes(0, 1)
-        return Examples(jax.tree.map(lambda a: a[index], self.examples), weights, counts)
+        return Examples(jax.tree.map(functools.partial(_at, index=index), self.examples), weights, counts)
 
     def among(self, start: Any, count: Any) -> Among:
         """Of everybody's, one client's."""
@@ -75,6 +76,11 @@ class Among:
         """The same that is drawn of the client's examples by themselves."""
         assert size is not None, "only batches can be drawn"
         return self.everybody._drawn(self.start + jax.random.randint(key, (size,), 0, self.count), self.count)
+
+
+def _at(a: Any, index: Any) -> Any:
+    """Rows; NumPy takes them twice as fast as it indexes."""
+    return np.take(a, index, axis=0) if isinstance(a, np.ndarray) else a[index]
 
 
 class Kept(NamedTuple):

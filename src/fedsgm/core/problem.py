@@ -127,10 +127,13 @@ class Problem:
         return (self._weighed(self.objective), *(constraint.quantity for constraint in self._compared))
 
     def prepare(self, clients: Clients, params: Any, *, owner: str = "client", everybody: bool = True) -> Any:
+        """What :meth:`weighed` gives, by clients: with a leading axis, or in groups where sizes are very different."""
+        return arranged(self.weighed(clients, params, owner=owner, everybody=everybody), clients.counts)
+
+    def weighed(self, clients: Clients, params: Any, *, owner: str = "client", everybody: bool = True) -> Examples:
         """Check the functions against the data and weigh every example once, before anything runs.
 
-        Unless these are ``everybody``, what only all clients together must have is not asked of them. It gives
-        :class:`Examples` with a leading axis, or groups of such where clients have very different sizes.
+        Unless these are ``everybody``, what only all clients together must have is not asked of them.
         """
         if not isinstance(clients, Clients):
             kind = type(clients).__name__
@@ -139,7 +142,7 @@ class Problem:
         given = example_weights(self.weight, clients, owner)
         each = zip(self.quantities, labels, strict=True)
         weights = [weights_of(quantity, label, clients, params, owner, everybody, given) for quantity, label in each]
-        return arranged(Examples(clients.examples, np.stack(weights), None), clients.counts)
+        return Examples(clients.examples, np.stack(weights), None)
 
     def prepare_one(self, data: Any, params: Any) -> Examples:
         """The same for one client's examples alone."""

@@ -1,1 +1,1 @@
-"""Runs on one machine, and what every engine keeps of a run."""
+"""Runs without a federation, and what every engine keeps of a run."""

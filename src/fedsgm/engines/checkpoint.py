@@ -2,7 +2,8 @@
 
 A checkpoint is one file: a magic line with the format's version, a SHA-256 of what follows, and a safetensors
 block with every array of the run's state, its history so far, and the settings it was made with. The last
-two are kept, so that one damaged file loses at most one interval.
+two are kept, so that one damaged file loses at most one interval. Where several processes run together, each writes a
+part, with its own clients' memories; a run goes on from all parts, on any number of processes.
 
 A run that saves every round does not write its whole history each time: a :class:`Journal` is only ever appended to.
 """
@@ -33,6 +34,7 @@ from fedsgm.base.structs import check_count
 VERSION = 3
 _MAGIC = b"fedsgm checkpoint %d\n"
 _KEEP = 2
+_OF_CLIENTS = "state.memory"  # arrays whose second axis is over clients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,23 +66,24 @@ def dump(saved: Saved) -> bytes:
     return _MAGIC % VERSION + hashlib.sha256(block).digest() + block
 
 
-def save(directory: Path, saved: Saved) -> None:
-    """Write a checkpoint, whole or not at all, and drop all but the newest two."""
-    write_atomically(directory / f"round-{saved.round:09d}.ckpt", dump(saved))
-    for old in _files(directory)[:-_KEEP]:
-        old.unlink(missing_ok=True)
-    for left in directory.glob(".*.tmp"):  # a killed writer's
+def save(directory: Path, saved: Saved, part: int = 0, parts: int = 1) -> None:
+    """Write a checkpoint, or this part of one, whole or not at all, and drop all but the newest two."""
+    own = "" if parts == 1 else f".{part}-of-{parts}"
+    write_atomically(directory / f"round-{saved.round:09d}{own}.ckpt", dump(saved))
+    for old in _rounds(directory)[:-_KEEP]:
+        for path in old:
+            path.unlink(missing_ok=True)
+    for left in directory.glob(f".round-{'[0-9]' * 9}{own}.ckpt.*.tmp"):  # a killed writer's, of this part
         with contextlib.suppress(OSError):
             left.unlink()
 
 
 def newest(directory: Path) -> Saved | None:
     """The newest checkpoint that is whole; a damaged one is named in a warning and the one before it used."""
-    files = _files(directory)
     problems = []
-    for path in reversed(files):
+    for paths in reversed(_rounds(directory)):
         try:
-            saved = read(path)
+            saved = _joined([read(path) for path in paths])
         except CheckpointError as error:
             problems.append(str(error))
             continue
@@ -153,7 +156,8 @@ def digest(tree: Any) -> str:
     """A short name for these very arrays."""
     total = hashlib.sha256()
     for leaf in map(np.asarray, jax.tree.leaves(tree)):
-        total.update(f"{leaf.dtype}{leaf.shape}".encode() + np.ascontiguousarray(leaf).tobytes())
+        total.update(f"{leaf.dtype}{leaf.shape}".encode())
+        total.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
     return total.hexdigest()[:16]
 
 
@@ -166,8 +170,22 @@ def _leaves(settings: Any, name: str = "") -> dict[str, Any]:
     return {k: v for key, value in settings.items() for k, v in _leaves(value, f"{name}.{key}".strip(".")).items()}
 
 
-def _files(directory: Path) -> list[Path]:
-    return sorted(directory.glob("round-*.ckpt"))
+def _rounds(directory: Path) -> list[list[Path]]:
+    """The files of every round that has all of them, in the order of the rounds and of the parts."""
+    found: dict[tuple[str, str], list[Path]] = {}
+    for path in directory.glob("round-*.ckpt"):
+        round, _, part = path.name.removesuffix(".ckpt").partition(".")
+        found.setdefault((round, part.partition("-of-")[2]), []).append(path)
+    whole = [key for key, paths in sorted(found.items()) if len(paths) == int(key[1] or 1)]
+    return [sorted(found[key], key=lambda path: (len(path.name), path.name)) for key in whole]
+
+
+def _joined(parts: list[Saved]) -> Saved:
+    """One checkpoint, with the memories of all parts' clients."""
+    first = parts[0]
+    names = [name for name in first.arrays if name.startswith(_OF_CLIENTS)]
+    memories = {name: np.concatenate([part.arrays[name] for part in parts], axis=1) for name in names}
+    return dataclasses.replace(first, arrays=first.arrays | memories)
 
 
 _RECORD = struct.Struct("<III")  # a record's length, its checksum and its row

@@ -205,11 +205,15 @@ def values_at(task: Flat, vectors: jax.Array, data: Any) -> dict[str, jax.Array]
     """The true values over the clients of ``data``, of [kind, seed] parameter vectors; undefined where those are."""
 
     def one(w: jax.Array) -> Any:
-        values = task.task.summarise(over(functools.partial(task.evaluate, w), data))[0]
-        sound = jnp.all(jnp.isfinite(w))  # a rate of decisions, which are comparisons, is a number whatever w is
-        return jax.tree.map(lambda value: jnp.where(sound, value, jnp.nan), values)
+        return where_sound(w, task.task.summarise(over(functools.partial(task.evaluate, w), data))[0])
 
     return jax.vmap(jax.vmap(one))(vectors)
+
+
+def where_sound(w: jax.Array, values: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The values at these parameters, if they are finite; a rate of decisions is a number whatever they are."""
+    sound = jnp.all(jnp.isfinite(w))
+    return jax.tree.map(lambda value: jnp.where(sound, value, jnp.nan), values)
 
 
 def values_of(problem: Task, clients: Any, candidates: Sequence[Any]) -> list[dict[str, float]]:

@@ -1,0 +1,134 @@
+"""Everybody's data and memories on the device, or each client's on one of several, of one machine or of many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedsgm.base import sizes
+from fedsgm.base.cache import whole_program
+from fedsgm.base.structs import replaced
+from fedsgm.engines import checkpoint as checkpoints
+from fedsgm.engines import recording
+from fedsgm.engines.rounds import (
+    CAPACITY,
+    CLIENTS,
+    Compiled,
+    Draw,
+    State,
+    advance,
+    ask_first,
+    first_memory,
+    first_states,
+    values_at,
+)
+
+
+def all_devices() -> Mesh | None:
+    """All that there are, in all processes, if they are several."""
+    devices = jax.devices()
+    return Mesh(np.array(devices), (CLIENTS,)) if len(devices) > 1 else None
+
+
+class OnDevice:
+    """A chunk of rounds is one call of the compiled program, which has all it needs."""
+
+    capacity = CAPACITY
+
+    def __init__(self, program: Compiled, data: Any, seeds: np.ndarray) -> None:
+        self.program, self.seeds = program, seeds
+        if program.devices is not None:
+            self.program = replaced(program, room=_room(program, program.devices.size, seeds))
+        self.data = self._placed(data, program.share)
+
+    def start(self, w: np.ndarray) -> State:
+        """Every seed's state before the first round."""
+        state = first_states(self.program, w, sizes.one_of(self.data))
+        one = first_memory(self.program, w.shape[1])
+        n = self.program.n
+        memory = jax.tree.map(lambda a: np.broadcast_to(a, (len(w), n, *np.shape(a))), one)
+        state = self._placed_state(replaced(state, memory=memory))
+        return ask_first(self.program, self.data, state, self.seeds) if self.program.algorithm.asks_first else state
+
+    def until(self, start: int, stop: int) -> int:
+        """How far a chunk that begins there may go."""
+        return min(stop, start + self.capacity)
+
+    def advance(self, state: State, start: int, stop: int) -> tuple[State, dict[str, np.ndarray]]:
+        """Rounds ``start`` to ``stop``, and their columns."""
+        state, buffers = advance(self.program, self.data, state, self.seeds, start, stop)
+        return state, {name: np.asarray(buffer)[:, : stop - start] for name, buffer in buffers.items()}
+
+    def values(self, vectors: np.ndarray) -> dict[str, Any]:
+        """The true values of [kind, seed] parameter vectors."""
+        return _values(replaced(self.program, debug=False), self.data, vectors)
+
+    def packed(self, state: State) -> dict[str, np.ndarray]:
+        """The state as a checkpoint has it."""
+        return checkpoints.pack("state", replaced(state, memory=jax.tree.map(self._own, state.memory)))
+
+    def unpacked(self, arrays: dict[str, np.ndarray], like: State) -> State:
+        return self._placed_state(checkpoints.unpack("state", arrays, like))
+
+    def _own(self, memory: Any) -> np.ndarray:
+        """Of memories of all clients, those in this process."""
+        if self.program.devices is None:
+            return memory
+        shards = sorted(memory.addressable_shards, key=lambda shard: shard.index[1].start or 0)
+        here = np.concatenate([shard.data for shard in shards], axis=1)
+        return here[:, : max(self.program.n - (shards[0].index[1].start or 0), 0)]
+
+    def _placed(self, tree: Any, share: int, axis: int = 0) -> Any:
+        """Every device's share of the clients; where they are not as many, the first stands for those that lack."""
+        mesh = self.program.devices
+        if mesh is None:
+            return jax.device_put(tree)
+        sharding = NamedSharding(mesh, P(*[None] * axis, CLIENTS))
+
+        def place(a: np.ndarray) -> jax.Array:
+            shape = (*a.shape[:axis], share * mesh.size, *a.shape[axis + 1 :])
+
+            def part(index: Any) -> np.ndarray:
+                some = np.arange(shape[axis])[index[axis]]
+                return np.take(a, np.where(some < a.shape[axis], some, 0), axis)
+
+            return jax.make_array_from_callback(shape, sharding, part)
+
+        return jax.tree.map(place, tree)
+
+    def _placed_state(self, state: State) -> State:
+        if self.program.devices is None:
+            return state
+        return replaced(state, memory=self._placed(state.memory, self.program.share, axis=1))
+
+
+@whole_program
+def _values(program: Compiled, data: Any, vectors: jax.Array) -> dict[str, jax.Array]:
+    def one(data: Any, w: jax.Array) -> Any:
+        return recording.where_sound(w, values_at(program, program.task, data, w, jnp.int32(0))[0])
+
+    def every(data: Any, vectors: jax.Array) -> Any:
+        return jax.vmap(jax.vmap(lambda w: one(data, w)))(vectors)
+
+    return program.sharded(every, (P(CLIENTS), P()), P())(data, vectors)
+
+
+def _room(program: Compiled, devices: int, seeds: np.ndarray) -> int:
+    """The most participants that a device has in any round; all are known beforehand."""
+    single = replaced(program, devices=None)
+
+    @whole_program
+    def drawn(start: Any) -> jax.Array:
+        rounds = start + jnp.arange(CAPACITY)
+        return jax.vmap(lambda seed: jax.vmap(lambda t: Draw.of(single, seed, t).work.who)(rounds))(seeds)
+
+    most = 0
+    for start in range(0, int(program.rounds), CAPACITY):
+        owners = np.asarray(drawn(start)).reshape(-1, program.algorithm.cohort(program.n)) // program.share
+        most = max(most, *(int((owners == device).sum(axis=1).max()) for device in range(devices)))
+    return most

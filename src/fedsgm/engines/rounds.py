@@ -1,0 +1,332 @@
+"""One round of one seed, of Algorithm 1's five functions, and many in one compiled program.
+
+The loop's bounds are arguments of the program, so one compilation serves every number of rounds, every
+chunk and every point of resuming, and all of them give the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from fedsgm.base import sizes
+from fedsgm.base.cache import whole_program
+from fedsgm.base.errors import ClientError
+from fedsgm.base.structs import as_float32, replaced, static, struct
+from fedsgm.core.algorithm import Flat, RoundKeys
+from fedsgm.core.task import Algorithm
+from fedsgm.engines import recording
+from fedsgm.engines.recording import Found
+
+CAPACITY = 128  # rounds that one call of the compiled program can record, at most
+CLIENTS = "clients"  # the axis over devices
+
+
+@struct
+class State:
+    """What one seed's run carries from round to round, and what a checkpoint needs."""
+
+    server: Any
+    memory: Any
+    found: Any
+
+    @classmethod
+    def cut(cls) -> Any:
+        """How the states of all seeds lie on several devices: everybody's memory is with the client."""
+        return cls(P(), P(None, CLIENTS), P())
+
+
+@struct
+class Compiled:
+    """All that a compiled round is made of; with ``debug``, one client after another.
+
+    ``evaluate_every`` is None where true values are found outside of the rounds. With ``devices`` each of them has an
+    equal share of the clients, and room for so many participants.
+    """
+
+    algorithm: Algorithm
+    task: Flat
+    rounds: Any
+    n: int = static()
+    evaluate_every: int | None = static()
+    debug: bool = static(default=False)
+    capacity: int = static(default=CAPACITY)
+    devices: Mesh | None = static(default=None)
+    room: int = static(default=0)
+
+    @property
+    def share(self) -> int:
+        """Clients of a device."""
+        return self.n if self.devices is None else -(-self.n // self.devices.size)
+
+    def slots(self, who: jax.Array, keys: RoundKeys) -> Slots:
+        """Whom of these, in ascending order, this device works for."""
+        m, everyone = len(who), len(who) == self.n
+        if self.devices is None:
+            return Slots(who, jax.vmap(keys.client)(who), None if everyone else who)
+        here = jax.lax.axis_index(CLIENTS)
+        if everyone:
+            return Slots(who, jax.vmap(keys.client)(here * self.share + jnp.arange(self.share)), None, who)
+        starts = jnp.searchsorted(who, jnp.arange(self.devices.size + 1) * self.share)
+        at, owner = starts[here] + jnp.arange(self.room), who // self.share
+        some = who[jnp.minimum(at, m - 1)]
+        rows = jnp.where(at < starts[here + 1], some - here * self.share, self.share)
+        return Slots(who, jax.vmap(keys.client)(some), rows, owner * self.room + jnp.arange(m) - starts[owner])
+
+    def each(self, fn: Callable[..., Any], slots: Slots, round: jax.Array, *stacked: Any) -> Any:
+        """``fn`` of the slice of every client here, its answers stacked."""
+        if self.debug:
+            return sizes.over(fn, *stacked, slots.who, each=lambda fn: functools.partial(_one_by_one, round, fn))
+        return sizes.over(fn, *stacked)
+
+    def sharded(self, fn: Callable[..., Any], given: Any, gives: Any) -> Callable[..., Any]:
+        """``fn`` on every device, where there are several; arrays are cut as these say."""
+        if self.devices is None:
+            return fn
+        return jax.shard_map(fn, mesh=self.devices, in_specs=given, out_specs=gives, check_vma=False)
+
+
+@struct
+class Slots:
+    """The clients that are worked for: all of them by number, and of those here the keys and where their rows stand.
+
+    ``rows`` is None where they are all that are here. An empty slot's is beyond the last: it is read as that and
+    written nowhere. ``place`` says, with several devices, where everybody's answer stands among those of all devices.
+    """
+
+    who: Any
+    keys: Any
+    rows: Any
+    place: Any = None
+
+    def take(self, tree: Any) -> Any:
+        return tree if self.rows is None else sizes.take(tree, self.rows)
+
+    def put(self, tree: Any, new: Any) -> Any:
+        return new if self.rows is None else jax.tree.map(lambda a, b: a.at[self.rows].set(b), tree, new)
+
+    def joined(self, answers: Any) -> Any:
+        """Everybody's, in order; in one exchange, since between machines two at once may meet in either order."""
+        leaves, form = jax.tree.flatten(answers)
+        if self.place is None or not leaves:
+            return answers
+        own = [_as_bytes(leaf) for leaf in leaves]
+        everybody = jax.lax.all_gather(jnp.concatenate(own, axis=1), CLIENTS, tiled=True)[self.place]
+        parts = jnp.split(everybody, np.cumsum([part.shape[1] for part in own])[:-1], axis=1)
+        return jax.tree.unflatten(form, [_as(leaf, part) for leaf, part in zip(leaves, parts, strict=True)])
+
+
+def _as_bytes(a: jax.Array) -> jax.Array:
+    """Rows of bytes."""
+    rows = a.reshape(len(a), -1)
+    return rows.astype(jnp.uint8) if a.dtype == bool else rows.view(jnp.uint8)
+
+
+def _as(like: jax.Array, rows: jax.Array) -> jax.Array:
+    """What rows of bytes stand for."""
+    numbers = rows.astype(bool) if like.dtype == bool else rows.view(like.dtype)
+    return numbers.reshape(len(rows), *like.shape[1:])
+
+
+@struct
+class Window:
+    """What some rounds need of clients whose data and memories are elsewhere, of every seed.
+
+    Of every round its participants, their data, and where their memories stand among the window's.
+    """
+
+    who: Any
+    theirs: Any
+    rows: Any
+
+
+def _one_by_one(round: jax.Array, fn: Callable[..., Any], *stacked: Any) -> Any:
+    *theirs, who = stacked
+    answers = []
+    for i, client in enumerate(np.asarray(who)):
+        try:
+            answer = fn(*jax.tree.map(lambda a, i=i: a[i], theirs))
+        except Exception as error:
+            what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise ClientError(f"client {client}, round {round}: {what}") from error
+        for leaf in jax.tree.leaves(answer):
+            if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(np.asarray(leaf, np.float32)).all():
+                raise ClientError(f"client {client}, round {round}: a NaN or an infinite value in {fn.__name__}")
+        answers.append(answer)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *answers)
+
+
+@whole_program
+def advance(
+    program: Compiled, data: Any, states: State, seeds: jax.Array, start: int, stop: int
+) -> tuple[State, dict[str, jax.Array]]:
+    """Rounds ``start`` to ``stop`` of every seed."""
+    windows = data if isinstance(data, Window) else None
+
+    def one_seed(data: Any, state: State, seed: jax.Array, window: Window | None) -> Any:
+        # All rounds' draws at once: they depend on (seed, round, client) alone, and small draws cost dispatch.
+        rounds = start + jnp.arange(program.capacity)
+        draws = jax.vmap(lambda t, window: Draw.of(program, seed, t, window))(rounds, window)
+        shapes = functools.partial(one_round, replaced(program, debug=False), data)
+        info = jax.eval_shape(shapes, state, jax.tree.map(lambda a: a[0], draws), start)[1]
+        buffers = jax.tree.map(lambda a: jnp.zeros((program.capacity, *a.shape), a.dtype), info)
+
+        def body(t: jax.Array, carry: tuple[State, Any]) -> tuple[State, Any]:
+            state, info = one_round(program, data, carry[0], jax.tree.map(lambda a: a[t - start], draws), t)
+            return state, jax.tree.map(lambda buffer, a: buffer.at[t - start].set(a), carry[1], info)
+
+        return jax.lax.fori_loop(start, stop, body, (state, buffers))
+
+    def every_seed(data: Any, states: State, seeds: jax.Array) -> Any:
+        data, states = jax.tree.map(jnp.asarray, (data, states))
+        return jax.lax.map(lambda each: one_seed(data, *each), (states, seeds, windows))
+
+    cut = State.cut()
+    run = program.sharded(every_seed, (P(CLIENTS), cut, P()), (cut, P()))
+    return run(None if windows is not None else data, states, seeds)
+
+
+@struct
+class Draw:
+    """All that is random in one round of one seed; ``asked`` is None where only those are asked who work.
+
+    ``theirs`` is the data of those who work, where it comes from outside.
+    """
+
+    work: Slots
+    asked: Slots | None
+    server: jax.Array
+    theirs: Any = None
+
+    @classmethod
+    def of(cls, program: Compiled, seed: jax.Array, round: jax.Array, window: Window | None = None) -> Draw:
+        keys = RoundKeys.of(seed, round)
+        if window is not None:
+            work = replaced(program.slots(window.who, keys), rows=window.rows)
+            return cls(work, None, keys.server, window.theirs)
+        who = program.algorithm.sample(keys.sampling, program.n)
+        asked = program.algorithm.queried(who, program.n)
+        everyone = None if len(asked) == len(who) else program.slots(asked, keys)
+        return cls(program.slots(who, keys), everyone, keys.server)
+
+
+def one_round(
+    program: Compiled, data: Any, state: State, draw: Draw, t: jax.Array
+) -> tuple[State, dict[str, jax.Array]]:
+    """One round of one seed: the participants' work, and what there is to see of it."""
+    algorithm, task, each = program.algorithm.at(t), program.task.at(t), program.each
+    server, w, work = state.server, state.server.replica, draw.work
+    asked = work if draw.asked is None else draw.asked
+    theirs = work.take(data) if draw.theirs is None else draw.theirs
+
+    def measure(data: Any, key: jax.Array) -> Any:
+        return algorithm.measure(task, w, data, key)
+
+    statistics, kept = each(measure, asked, t, theirs if draw.asked is None else data, asked.keys)
+    kept = kept if draw.asked is None else work.take(kept)
+    statistics = asked.joined(statistics)
+    direction, server, measured = algorithm.decide(task, server, statistics, asked.who, program.n, draw.server)
+    info = {"participants": work.who} | recording.decided(algorithm, server, direction, measured)
+
+    def local_update(data: Any, kept: Any, memory: Any, key: jax.Array) -> Any:
+        return algorithm.local_update(task, w, direction, data, kept, memory, key)
+
+    if algorithm.draws and draw.theirs is None:
+        theirs = sizes.to_draw_from(data, work.who, theirs)
+    messages, memory = each(local_update, work, t, theirs, kept, work.take(state.memory), work.keys)
+    messages = work.joined(messages)
+    server, broadcast = algorithm.aggregate(task, server, messages, draw.server)
+    first = jnp.where(t == 0, program.n, len(work.who)) if algorithm.asks_first else len(asked.who)
+    info |= recording.traffic(statistics, first, direction, messages, broadcast, len(work.who))
+
+    def inspect(kept: Any) -> Any:
+        return task.inspect(w, server.replica, kept)
+
+    if task.task.inspects:
+        info |= jax.tree.map(jnp.mean, work.joined(each(inspect, work, t, kept)))
+    found = state.found.averaged(w, direction.objective)
+    if program.evaluate_every is not None:
+        values, worst = _true_values(program, task, data, server.replica, t)
+        found = found.compared(server.replica, values["objective"], worst, program.n, t + 1)
+        info |= values
+    return State(server, work.put(state.memory, memory), found), info
+
+
+def _true_values(
+    program: Compiled, task: Flat, data: Any, w: jax.Array, t: jax.Array
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Objective and constraints over all clients at ``w``, in the rounds where they are wanted; NaN in others."""
+
+    def now(program: Compiled = program) -> Any:
+        return values_at(program, task, data, w, t)
+
+    if program.evaluate_every == 1:
+        return now()
+    wanted = t + 1 == program.rounds
+    if program.evaluate_every:
+        wanted |= (t + 1) % program.evaluate_every == 0
+    shapes = jax.eval_shape(functools.partial(now, replaced(program, debug=False)))
+    skipped = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), shapes)
+    return jax.lax.cond(wanted, now, lambda: skipped)
+
+
+def values_at(
+    program: Compiled, task: Flat, data: Any, w: jax.Array, t: jax.Array
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Objective and constraints over all clients, and the largest violation."""
+    everyone = program.slots(jnp.arange(program.n), RoundKeys.of(jnp.uint32(0), t))
+
+    def evaluate(data: Any) -> Any:
+        return task.evaluate(w, data)
+
+    return task.task.summarise(everyone.joined(program.each(evaluate, everyone, t, data)))
+
+
+def first_states(program: Compiled, w: np.ndarray, data: Any) -> State:
+    """Every seed's state before the first round, for clients whose data have the shapes of this one's; no memories."""
+    measure = functools.partial(program.algorithm.measure, program.task)
+    statistics, _ = jax.eval_shape(measure, w[0], data, jax.random.key(0))
+    states = [
+        as_float32(State(program.algorithm.init(program.task, start, program.n, statistics), None, Found.start(start)))
+        for start in w
+    ]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *states)
+
+
+def first_memory(program: Compiled, d: int) -> Any:
+    """A client's before its first update."""
+    return as_float32(program.algorithm.init_memory(d))
+
+
+@whole_program
+def ask_first(program: Compiled, data: Any, states: State, seeds: jax.Array) -> State:
+    """Every seed's state once everybody was asked, as in the first round: what they say is of its age then."""
+
+    def one_seed(data: Any, state: State, seed: jax.Array) -> State:
+        task, keys = program.task.at(jnp.int32(0)), RoundKeys.of(seed, jnp.int32(0))
+        everybody = program.slots(jnp.arange(program.n), keys)
+
+        def measure(data: Any, key: jax.Array) -> Any:
+            return program.algorithm.measure(task, state.server.replica, data, key)[0]
+
+        statistics = everybody.joined(program.each(measure, everybody, jnp.int32(0), data, everybody.keys))
+        return told_first(program, state, statistics)
+
+    def every_seed(data: Any, states: State, seeds: jax.Array) -> State:
+        return jax.lax.map(lambda each: one_seed(data, *each), (states, seeds))
+
+    cut = State.cut()
+    return program.sharded(every_seed, (P(CLIENTS), cut, P()), cut)(data, states, seeds)
+
+
+def told_first(program: Compiled, state: State, statistics: Any) -> State:
+    """The state once everybody has said this."""
+    server = program.algorithm.remember(state.server, statistics, jnp.arange(program.n), program.n)
+    return replaced(state, server=replaced(server, remembered=server.remembered.before()))

@@ -1,0 +1,145 @@
+"""A run whose clients are on several devices, of one process or of several."""
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedsgm as fs
+from fedsgm.engines import checkpoint as checkpoints
+from fedsgm.engines import rounds
+from fedsgm.engines.checkpoint import Saved
+
+SCRIPT = """
+import pickle, sys
+import jax
+from support import sharded
+assert len(jax.devices()) == int(sys.argv[2])
+pickle.dump(sharded.runs(), open(sys.argv[1], "wb"))
+"""
+
+
+def assert_close(one, several):
+    """To rounding: the order of a sum over clients is the same, that within a client's work may not be."""
+    np.testing.assert_array_equal(one["participants"], several["participants"])
+    for name, column in one.items():
+        np.testing.assert_allclose(several[name], column, rtol=1e-5, atol=2e-6, err_msg=name)
+
+
+def test_devices_share_the_clients(tmp_path):
+    """Seven clients on three devices, the last of which has one; every way to ask and to take part."""
+    from support import sharded
+
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=3", "PYTHONPATH": "tests"}
+    arguments = [sys.executable, "-c", SCRIPT, str(tmp_path / "runs"), "3"]
+    subprocess.run(arguments, env=environment, check=True, timeout=600)
+    several = pickle.loads((tmp_path / "runs").read_bytes())
+    for name, (history, ends) in sharded.runs().items():
+        assert_close(history, several[name][0])
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, atol=2e-6), ends, several[name][1])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32, np.int8, np.uint8, bool])
+@pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 1, 2)])
+def test_what_devices_exchange_are_bytes_of_any_kind(dtype, shape):
+    array = jnp.asarray(np.random.default_rng(0).integers(-3, 4, shape).astype(dtype))
+    rows = rounds._as_bytes(array)
+    assert (rows.dtype, len(rows)) == (np.uint8, 5)
+    back = rounds._as(array, rows)
+    assert back.dtype == dtype
+    np.testing.assert_array_equal(back, array)
+
+
+RUN = "run neyman-pearson --seeds 2 --uplink topk:0.1 --downlink topk:0.1 --participants 9 --rounds 2000 --no-progress"
+
+
+def start(process, port, *flags):
+    there = [*RUN.split(), *flags, "--coordinator", f"127.0.0.1:{port}", "--processes", "2", "--process", str(process)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-m", "fedsgm", *there], **pipes)
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def test_a_killed_process_stops_the_run_which_goes_on_with_one(tmp_path):
+    """Two processes, one of them killed; the other says so, and one process alone ends at what it would have."""
+    flags = ["--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "50", "--out", str(tmp_path / "out")]
+    port = free_port()
+    both = [start(process, port, *flags) for process in (0, 1)]
+    try:
+        deadline = time.monotonic() + 300
+        while not (tmp_path / "kept").exists() or checkpoints.newest(tmp_path / "kept") is None:
+            assert time.monotonic() < deadline
+            assert all(process.poll() is None for process in both), [process.communicate() for process in both]
+            time.sleep(0.05)
+        both[1].kill()
+        out, error = both[0].communicate(timeout=120)
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+    assert both[0].returncode == 1
+    assert "FEASIBLE" not in out
+    told = error.strip().splitlines()[-1]
+    assert told.startswith("error: another process of this run is gone (")
+    assert "start all of them again" in told
+    parts = sorted(path.name.partition(".")[2] for path in (tmp_path / "kept").glob("round-*0.?-of-2.ckpt"))
+    assert {"0-of-2.ckpt", "1-of-2.ckpt"} <= set(parts)
+
+    again = [sys.executable, "-m", "fedsgm", *RUN.split()]
+    subprocess.run([*again, *flags, "--resume"], check=True, capture_output=True)
+    subprocess.run([*again, "--out", str(tmp_path / "alone")], check=True, capture_output=True)
+    resumed, alone = (fs.Result.load(tmp_path / name) for name in ("out", "alone"))
+    np.testing.assert_array_equal(resumed.history["participants"], alone.history["participants"])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), resumed.last, alone.last)
+
+
+def saved(round, clients):
+    memory = np.arange(clients, dtype=np.float32)[None, :, None] + 10 * round
+    return Saved(round, {"state.memory.error": memory, "state.server": np.float32([round])}, {"seed": 1})
+
+
+def test_parts_of_a_checkpoint_are_joined_and_an_unfinished_one_is_passed_over(tmp_path):
+    for round in (5, 10, 15):
+        for part in range(2 if round < 15 else 1):
+            checkpoints.save(tmp_path, saved(round, 2 + part), part, 2)
+    found = checkpoints.newest(tmp_path)
+    assert found.round == 10
+    np.testing.assert_array_equal(found.arrays["state.memory.error"][0, :, 0], [100, 101, 100, 101, 102])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("round-000000005.0-of-2.ckpt", "round-000000005.1-of-2.ckpt"),
+        *("round-000000010.0-of-2.ckpt", "round-000000010.1-of-2.ckpt"),
+        "round-000000015.0-of-2.ckpt",
+    ]
+    checkpoints.save(tmp_path, saved(20, 5))  # by one process
+    assert checkpoints.newest(tmp_path).round == 20
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--processes 2", "--processes and --process need --coordinator HOST:PORT, where the first one listens"),
+        ("--coordinator here", "--coordinator here: write HOST:PORT of the first process, with --processes N and "),
+        ("--coordinator a:1 --processes 2", "--coordinator a:1: write HOST:PORT of the first process, with "),
+        ("--coordinator a:1 --processes 2 --process 2", "--process 2: with --processes 2, it must be 0 to 1"),
+        ("--coordinator auto", "--coordinator auto: "),
+    ],
+)
+def test_wrong_flags_are_one_sentence(flags, told):
+    done = subprocess.run(
+        [sys.executable, "-m", "fedsgm", *RUN.split(), *flags.split()], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {told}")
+    assert done.stderr.count("\n") == 1
