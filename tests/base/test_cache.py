@@ -17,14 +17,15 @@ from fedsgm.base import cache
 def test_programs_for_the_cpu_are_compiled_lightly_unless_told(monkeypatch, backend, flags, options):
     given = []
 
-    def jit(fn, compiler_options=None):
+    def jit(fn, donate_argnums=(), compiler_options=None):
+        assert donate_argnums == (1,)
         given.append(compiler_options)
         return fn
 
     monkeypatch.setenv("XLA_FLAGS", flags)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax, "jit", jit)
-    program = cache.whole_program(lambda a, b: a + b)
+    program = cache.whole_program(lambda a, b: a + b, donate=(1,))
     assert given == []  # nothing is asked of JAX before it is needed
     assert [program(1, 2), program(3, 4)] == [3, 7]
     assert given == [options]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import fedsgm as fs
+from fedsgm.engines import recording
 from fedsgm.engines.recording import Found, Kept
 from fedsgm.tables.models import MLP
 
@@ -120,3 +121,37 @@ def test_values_of_parameters_that_there_are_none_of_are_undefined():
     )
     assert result.value("train", "error_rate", "last") == 0.5
     assert np.isnan(result.value("train", "error_rate", "best_feasible"))
+
+
+def sized(n, rows):
+    return fs.Clients.from_list([{"a": np.zeros(rows, np.float32)}] * n)
+
+
+@pytest.mark.parametrize(
+    ("settings", "n", "rows", "every"),
+    [
+        ({"local_steps": 5}, 10, 20, 1),  # 200 examples beside 200 + 3 x 1000
+        ({"local_steps": 1}, 10, 20, 2),  # 200 beside 200 + 600, a quarter
+        ({"local_steps": 5, "participants": 5}, 10, 20, 1),  # 200 beside 100 + 1500, an eighth
+        ({"local_steps": 5, "participants": 1}, 10, 20, 4),  # 200 beside 20 + 300, 0.625
+        ({"local_steps": 5, "participants": 1, "query": "all"}, 10, 20, 2),  # 200 beside 200 + 300, 0.4
+        ({"local_steps": 1, "batch_size": 2}, 10, 20, 4),  # 200 beside 200 + 60, 0.77
+        ({"local_steps": 1, "batch_size": 2, "constraint_batch_size": 4}, 10, 20, 10),  # 200 beside 40 + 60
+        ({"participants": 1}, 1000, 2, 100),  # 2000 beside 8: 1250 rounds, but a hundred are the most
+    ],
+)
+def test_true_values_are_a_fifth_of_a_large_runs_work(settings, n, rows, every):
+    algorithm, clients = fs.FedSGM(0.1, **settings), sized(n, rows)
+    assert recording.rounds_between(None, algorithm, clients, 2**20) == every
+    assert recording.rounds_between(None, algorithm, clients, 2**20 // (n * rows)) == 1
+    assert recording.rounds_between(0, algorithm, clients, 2**20) == 0
+    assert recording.rounds_between(7, algorithm, clients, 2**20) == 7
+
+
+def test_a_large_run_says_how_often_it_was_measured(monkeypatch):
+    monkeypatch.setattr(recording, "_CHEAP", 0)
+    problem = fs.Problem(lambda w, example: (w - example["a"]) ** 2)
+    algorithm = fs.FedSGM(0.1, 5, 1)
+    result = fs.simulate(algorithm, problem, sized(10, 20), np.float32(1), rounds=10, progress=False)
+    assert result.settings["evaluate_every"] == 4
+    assert list(np.flatnonzero(~np.isnan(result.history["objective"])) + 1) == [4, 8, 10]

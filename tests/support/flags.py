@@ -315,7 +315,15 @@ CASES = [
         "--seed 11",
         lambda run, base: run.settings["seeds"] == [11] and differs(run, base, "participants") and differs(run, base),
     ),
-    Case("--evaluate-every 1", lambda run, base: all(measured(run)) and same_bits(run.folder, base.folder)),
+    Case(
+        "--evaluate-every 1",
+        lambda run, base: (
+            all(measured(run))
+            and run.settings == base.settings
+            and all(np.array_equal(column, base.history[name]) for name, column in run.history.items())
+            and (run.toml["evaluate-every"], base.toml.get("evaluate-every")) == (1, None)  # few examples: every round
+        ),
+    ),
     Case(
         "--evaluate-every 2",
         lambda run, base: (

@@ -70,3 +70,14 @@ class Layout:
         leaves = self.structure.flatten_up_to(params)
         parts = [np.reshape(leaf, (-1, math.prod(shape))) for leaf, shape in zip(leaves, self.shapes, strict=True)]
         return np.concatenate(parts, axis=1).astype(np.float64)
+
+
+def starts_of(params: Any, seeds: list[int]) -> list[Any]:
+    """Every seed's first parameters."""
+    if not is_function(params):
+        return [params] * len(seeds)
+    starts = [start_of(params, seed) for seed in seeds]
+    for seed, start in zip(seeds, starts, strict=True):
+        if Layout.of(start) != Layout.of(starts[0]):
+            raise SettingError(f"params: those of seed {seed} have another form than those of seed {seeds[0]}")
+    return starts

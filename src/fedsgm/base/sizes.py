@@ -159,6 +159,11 @@ def take(data: Any, who: jax.Array) -> Any:
     return jax.tree.map(lambda a: a[who], data)
 
 
+def put(stacked: Any, who: jax.Array, new: Any) -> Any:
+    """What is stacked over all members, with some members' in place of what they had."""
+    return jax.tree.map(lambda old, new: old.at[who].set(new), stacked, new)
+
+
 def to_draw_from(data: Any, who: jax.Array, taken: Any) -> Any:
     """The data of some members, which may have been ``taken`` already, for functions that draw rows of them only."""
     if isinstance(data, BySize):
@@ -169,20 +174,34 @@ def to_draw_from(data: Any, who: jax.Array, taken: Any) -> Any:
 
 def over(fn: Callable[..., Any], data: Any, *stacked: Any, each: Callable[..., Any] = jax.vmap) -> Any:
     """``fn`` of each member's data and slice of what is stacked, its answers stacked in the members' order."""
+    return rejoined(data, [each(bind(fn))(*theirs, *own) for bind, theirs, own in parts(data, stacked)])
+
+
+def parts(data: Any, stacked: Any) -> list[tuple[Callable[..., Any], Any, Any]]:
+    """The groups of members: what makes, of ``fn(data, *own)``, a function of slices; of what, and what is stacked."""
     if isinstance(data, Places):
-
-        @functools.wraps(fn)
-        def placed(start: Any, count: Any, *own: Any) -> Any:
-            return fn(data.rows.among(start, count), *own)
-
-        return each(placed)(data.starts, data.counts, *stacked)
+        return [(functools.partial(_placed, data.rows), (data.starts, data.counts), stacked)]
     if not isinstance(data, BySize):
-        return each(fn)(data, *stacked)
-    answers = [
-        each(fn)(group, *jax.tree.map(lambda a, some=some: a[some], stacked))
+        return [(lambda fn: fn, (data,), stacked)]
+    return [
+        (lambda fn: fn, (group,), jax.tree.map(lambda a, some=some: a[some], stacked))
         for group, some in zip(data.groups, data.members, strict=True)
     ]
+
+
+def rejoined(data: Any, answers: list[Any]) -> Any:
+    """The answers of all parts in the members' order."""
+    if not isinstance(data, BySize):
+        return answers[0]
     return jax.tree.map(lambda *parts: jnp.concatenate(parts)[data.place], *answers)
+
+
+def _placed(rows: Rows, fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def placed(start: Any, count: Any, *own: Any) -> Any:
+        return fn(rows.among(start, count), *own)
+
+    return placed
 
 
 def one_of(data: Any) -> Any:

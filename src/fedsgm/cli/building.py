@@ -79,11 +79,18 @@ def simulate(flags: RunFlags, problem: Any, clients: Any, params: Any, test: Any
         seed=flags.seed,
         seeds=flags.seeds,
         test=test,
-        evaluate_every=flags.evaluate_every * each,
+        evaluate_every=_every(flags, each),
         checkpoint=kept,
         progress=flags.progress,
         debug=flags.debug,
     )
+
+
+def _every(flags: RunFlags, each: int) -> int | None:
+    """As told, in rounds of the engine; unless told, the engine's choice, or where a local step is a round, every E."""
+    if flags.evaluate_every is None:
+        return None if each == 1 else each
+    return flags.evaluate_every * each
 
 
 def _step_size(flags: RunFlags) -> Any:

@@ -83,6 +83,7 @@ def experiment(**settings: Any) -> TableFit:
         given["least"],
         None if given["task"] is None else _chosen(TaskName, "task", given["task"]).value,
     )
+    assert flags.evaluate_every is not None, "a fit's default is a number"
     return TableFit(
         about,
         layers_of(_chosen(ModelName, "model", given["model"]), given["hidden"]),

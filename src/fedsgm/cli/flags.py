@@ -144,8 +144,13 @@ class RunFlags:
     seeds: Annotated[int, option(panel=RUN, help="How many seeds, in one program.")] = 1
     seed: Annotated[int, option(panel=RUN, help="The first seed.")] = 0
     evaluate_every: Annotated[
-        int, option(panel=RUN, help="Measure the true values every so many rounds; 0 is only at the end.")
-    ] = 1
+        int | None,
+        option(
+            panel=RUN,
+            help="Measure the true values every so many rounds; 0 is only at the end. Unless told, every round, "
+            "or less often if that is much beside a round's work.",
+        ),
+    ] = None
     checkpoint: Annotated[Path | None, option(panel=RUN, help="Folder to save the run in as it goes.")] = None
     checkpoint_every: Annotated[int, option(panel=RUN, help="Rounds between checkpoints.")] = 100
     resume: Annotated[bool, option("--resume", panel=RUN, help="Go on from the checkpoint that is there.")] = False

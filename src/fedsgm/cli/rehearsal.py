@@ -50,7 +50,7 @@ def experiment(*, task: str, own: dict[str, Any], flags: dict[str, Any], folder:
         chosen.rounds,
         seed=chosen.seed,
         test=functools.partial(trees.read, _file(folder, "test")),
-        evaluate_every=chosen.evaluate_every,
+        evaluate_every=1 if chosen.evaluate_every is None else chosen.evaluate_every,
         **limits,
     )
 

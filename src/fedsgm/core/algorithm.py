@@ -38,7 +38,7 @@ from fedsgm.core import feedback
 from fedsgm.core.checks import check_optimizer
 from fedsgm.core.compression import Compressor, Identity, Message
 from fedsgm.core.drawing import distinct
-from fedsgm.core.feedback import Memory, Uplink, check_downlink, check_uplink
+from fedsgm.core.feedback import Memory, Summed, Uplink, check_downlink, check_uplink
 from fedsgm.core.queries import QUERIES, UNHEARD, Remembered
 from fedsgm.core.rules import Direction, Hard, Measured, Rule, check_rule, margin_of
 from fedsgm.core.task import Task
@@ -299,11 +299,16 @@ class FedSGM:
         total = jax.lax.fori_loop(0, self.local_steps, step, jnp.zeros_like(w))
         return feedback.send(self.uplink, memory, total, jax.random.fold_in(key, 1))
 
-    def aggregate(self, task: Flat, server: Server, messages: Message, key: jax.Array) -> tuple[Server, Message]:
+    def summed(self, messages: Message, d: int) -> Summed:
+        """Server: what :meth:`aggregate` needs of some messages; that of others can be added to it."""
+        return feedback.summed(self.uplink, messages, d)
+
+    def aggregate(
+        self, task: Flat, server: Server, messages: Message | Summed, key: jax.Array
+    ) -> tuple[Server, Message]:
         """Server: one projected step along the mean message, and what is sent to all (lines 29-34, 38)."""
-        d = server.replica.shape[-1]
-        mean = jnp.mean(jax.vmap(lambda message: feedback.received(self.uplink, message, d))(messages), axis=0)
-        moved, optimizer = self._step(server, mean)
+        sums = messages if isinstance(messages, Summed) else self.summed(messages, server.replica.shape[-1])
+        moved, optimizer = self._step(server, sums.total / sums.count)
         model = task.project(self.project, moved)
         broadcast = feedback.broadcast(self.downlink, server.replica, model, jax.random.fold_in(key, 1))
         replica = self.receive(server.replica, broadcast)

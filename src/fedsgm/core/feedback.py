@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.base.errors import SettingError
@@ -143,6 +144,20 @@ def is_sound(memory: Memory) -> bool:
 def received(link: Uplink, message: Message, d: int) -> jax.Array:
     """The vector that a message stands for."""
     return compressor_of(link).decompress(message, d)
+
+
+@struct
+class Summed:
+    """The sum of the vectors that some messages stand for, and how many these are."""
+
+    total: jax.Array
+    count: Any
+
+
+def summed(link: Uplink, messages: Message, d: int) -> Summed:
+    """Of messages that are stacked."""
+    vectors = jax.vmap(lambda message: received(link, message, d))(messages)
+    return Summed(jnp.sum(vectors, axis=0), jnp.float32(len(vectors)))
 
 
 def broadcast(compressor: Compressor, replica: jax.Array, model: jax.Array, key: jax.Array) -> Message:

@@ -102,8 +102,9 @@ class OnDevice:
         return jax.tree.map(place, tree)
 
     def _placed_state(self, state: State) -> State:
+        """With arrays of the device's own, each by itself: the program may write in them."""
         if self.program.devices is None:
-            return state
+            return jax.tree.map(jnp.array, state)
         return replaced(state, memory=self._placed(state.memory, self.program.share, axis=1))
 
 

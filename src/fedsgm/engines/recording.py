@@ -7,6 +7,7 @@ on and what is made of it in the end is said here, once.
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,6 +33,11 @@ from fedsgm.results.method import Method
 from fedsgm.results.result import KINDS, Result
 from fedsgm.theory.estimates import Watched
 
+# Measuring the true values: parameters times examples that are few, the share of a round's work, rounds between.
+_CHEAP = 2**20
+_SHARE = 0.2
+_MOST = 100
+
 TRAFFIC = ("bytes_up", "bytes_down")
 _LAST = ("answered", "evaluated", *TRAFFIC, "frames_up", "frames_down")  # of the columns, where they are there
 
@@ -49,6 +55,27 @@ def settings_of(
         "seeds": seeds,
         "evaluate_every": evaluate_every,
     }
+
+
+def rounds_between(told: int | None, algorithm: Algorithm, clients: Any, parameters: int) -> int:
+    """After how many rounds the true values over all clients are measured, as ``told``, or by the sizes of the run.
+
+    That is every round if this takes few operations, or a fifth of the examples that a round goes through, where one in
+    a gradient counts three times; else so many rounds that it is a fifth, and at most a hundred.
+    """
+    if told is not None:
+        return told
+    n = len(clients)
+    rows = int(clients.counts.sum()) if isinstance(clients, Clients) else n
+    if rows * parameters <= _CHEAP:
+        return 1
+    m, per_client = algorithm.cohort(n), rows / n
+    steps, drawn, asked = (
+        getattr(algorithm, name, None) for name in ("local_steps", "batch_size", "constraint_batch_size")
+    )
+    answer = n if getattr(algorithm, "query", None) == "all" else m
+    work = answer * (asked or per_client) + 3 * m * (steps or 1) * (drawn or per_client)
+    return min(max(math.ceil(rows / (_SHARE * work)), 1), _MOST)
 
 
 @struct
@@ -140,16 +167,16 @@ def decided(algorithm: Algorithm, server: Any, direction: Direction, measured: M
 
 
 def traffic(
-    statistics: Any, asked: Any, direction: Direction, messages: Any, broadcast: Any, told: int
+    statistics: Any, asked: Any, direction: Direction, sent: jax.Array, broadcast: Any, told: int
 ) -> dict[str, jax.Array]:
     """Payload bytes of one round, in parts: up, of each participant's message and of all answers; down, of the
     broadcast, which everyone gets, and of all that the participants were ``told``.
 
-    Statistics, of all that were ``asked``, and messages go up; the direction and the broadcast go down. The parts fit
-    32 bits where their sums may not.
+    Statistics, of all that were ``asked``, and messages, of the bytes ``sent``, go up; the direction and the broadcast
+    go down. The parts fit 32 bits where their sums may not.
     """
     each = wire.nbytes(jax.tree.map(lambda a: a[0], statistics))
-    up = jnp.append(jax.vmap(wire.size)(messages), asked * each)
+    up = jnp.append(sent, asked * each)
     down = jnp.stack([wire.size(broadcast), jnp.int32(told * wire.nbytes(direction))])
     return dict(zip(TRAFFIC, (up, down), strict=True))
 

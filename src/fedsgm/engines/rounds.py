@@ -16,11 +16,12 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from fedsgm.base import sizes
+from fedsgm.base import blocks, sizes
 from fedsgm.base.cache import whole_program
-from fedsgm.base.errors import ClientError
 from fedsgm.base.structs import as_float32, replaced, static, struct
+from fedsgm.core import wire
 from fedsgm.core.algorithm import Flat, RoundKeys
+from fedsgm.core.feedback import Summed
 from fedsgm.core.task import Algorithm
 from fedsgm.engines import recording
 from fedsgm.engines.recording import Found
@@ -57,6 +58,7 @@ class Compiled:
     n: int = static()
     evaluate_every: int | None = static()
     debug: bool = static(default=False)
+    block: int | None = static(default=None)
     capacity: int = static(default=CAPACITY)
     devices: Mesh | None = static(default=None)
     room: int = static(default=0)
@@ -83,8 +85,8 @@ class Compiled:
     def each(self, fn: Callable[..., Any], slots: Slots, round: jax.Array, *stacked: Any) -> Any:
         """``fn`` of the slice of every client here, its answers stacked."""
         if self.debug:
-            return sizes.over(fn, *stacked, slots.who, each=lambda fn: functools.partial(_one_by_one, round, fn))
-        return sizes.over(fn, *stacked)
+            return sizes.over(fn, *stacked, slots.who, each=lambda fn: functools.partial(blocks.one_by_one, round, fn))
+        return sizes.over(fn, *stacked, each=functools.partial(blocks.in_blocks, told=self.block))
 
     def sharded(self, fn: Callable[..., Any], given: Any, gives: Any) -> Callable[..., Any]:
         """``fn`` on every device, where there are several; arrays are cut as these say."""
@@ -110,7 +112,7 @@ class Slots:
         return tree if self.rows is None else sizes.take(tree, self.rows)
 
     def put(self, tree: Any, new: Any) -> Any:
-        return new if self.rows is None else jax.tree.map(lambda a, b: a.at[self.rows].set(b), tree, new)
+        return new if self.rows is None else sizes.put(tree, self.rows, new)
 
     def joined(self, answers: Any) -> Any:
         """Everybody's, in order; in one exchange, since between machines two at once may meet in either order."""
@@ -147,23 +149,7 @@ class Window:
     rows: Any
 
 
-def _one_by_one(round: jax.Array, fn: Callable[..., Any], *stacked: Any) -> Any:
-    *theirs, who = stacked
-    answers = []
-    for i, client in enumerate(np.asarray(who)):
-        try:
-            answer = fn(*jax.tree.map(lambda a, i=i: a[i], theirs))
-        except Exception as error:
-            what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            raise ClientError(f"client {client}, round {round}: {what}") from error
-        for leaf in jax.tree.leaves(answer):
-            if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(np.asarray(leaf, np.float32)).all():
-                raise ClientError(f"client {client}, round {round}: a NaN or an infinite value in {fn.__name__}")
-        answers.append(answer)
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *answers)
-
-
-@whole_program
+@functools.partial(whole_program, donate=(2,))
 def advance(
     program: Compiled, data: Any, states: State, seeds: jax.Array, start: int, stop: int
 ) -> tuple[State, dict[str, jax.Array]]:
@@ -235,16 +221,15 @@ def one_round(
     direction, server, measured = algorithm.decide(task, server, statistics, asked.who, program.n, draw.server)
     info = {"participants": work.who} | recording.decided(algorithm, server, direction, measured)
 
-    def local_update(data: Any, kept: Any, memory: Any, key: jax.Array) -> Any:
+    def local_update(data: Any, memory: Any, kept: Any, key: jax.Array) -> Any:
         return algorithm.local_update(task, w, direction, data, kept, memory, key)
 
     if algorithm.draws and draw.theirs is None:
         theirs = sizes.to_draw_from(data, work.who, theirs)
-    messages, memory = each(local_update, work, t, theirs, kept, work.take(state.memory), work.keys)
-    messages = work.joined(messages)
+    messages, sent, memory = _updates(program, local_update, work, t, theirs, state.memory, kept)
     server, broadcast = algorithm.aggregate(task, server, messages, draw.server)
     first = jnp.where(t == 0, program.n, len(work.who)) if algorithm.asks_first else len(asked.who)
-    info |= recording.traffic(statistics, first, direction, messages, broadcast, len(work.who))
+    info |= recording.traffic(statistics, first, direction, sent, broadcast, len(work.who))
 
     def inspect(kept: Any) -> Any:
         return task.inspect(w, server.replica, kept)
@@ -256,7 +241,26 @@ def one_round(
         values, worst = _true_values(program, task, data, server.replica, t)
         found = found.compared(server.replica, values["objective"], worst, program.n, t + 1)
         info |= values
-    return State(server, work.put(state.memory, memory), found), info
+    return State(server, memory, found), info
+
+
+def _updates(
+    program: Compiled, local_update: Callable[..., Any], work: Slots, t: jax.Array, data: Any, memory: Any, kept: Any
+) -> tuple[Any, jax.Array, Any]:
+    """The participants' messages, or their sum where these are too large to be held, their bytes, all memories."""
+    d, summed = program.task.layout.size, getattr(program.algorithm, "summed", None)
+    size = blocks.size_for((kept, work.keys), program.block, d)
+    if program.debug or program.devices is not None or summed is None or size == len(work.who):
+        messages, new = program.each(local_update, work, t, data, work.take(memory), kept, work.keys)
+        messages = work.joined(messages)
+        return messages, jax.vmap(wire.size)(messages), work.put(memory, new)
+
+    def add(messages: Any) -> tuple[Any, jax.Array]:
+        return summed(messages, d), jax.vmap(wire.size)(messages)
+
+    none, rows = Summed(jnp.zeros(d), jnp.float32(0)), work.rows
+    rows = jnp.arange(len(work.who)) if rows is None else rows
+    return blocks.fold(local_update, add, none, data, memory, rows, kept, work.keys, size=size)
 
 
 def _true_values(

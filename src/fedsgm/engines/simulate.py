@@ -17,7 +17,7 @@ import numpy as np
 from fedsgm.base import sizes
 from fedsgm.base.cache import use_compilation_cache
 from fedsgm.base.errors import CheckpointError, SettingError
-from fedsgm.base.layout import Layout, is_function, start_of
+from fedsgm.base.layout import Layout, starts_of
 from fedsgm.base.progress import Progress
 from fedsgm.base.structs import as_float32, check_count, replaced
 from fedsgm.core.algorithm import Flat
@@ -49,11 +49,12 @@ def simulate(
     seed: int = 0,
     seeds: int | None = None,
     test: Any = None,
-    evaluate_every: int = 1,
+    evaluate_every: int | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
     offload: bool | str | Path | None = None,
     progress: bool = True,
     debug: bool = False,
+    block: int | None = None,
 ) -> Result:
     """Run ``algorithm`` on ``problem`` over ``clients`` from ``params``.
 
@@ -64,27 +65,29 @@ def simulate(
         seed: the run's seed. With ``seeds=k``, the runs of seeds ``seed, ..., seed + k - 1`` in one program;
             every array of the result then has a leading axis of k.
         test: held-out examples, measured at the end.
-        evaluate_every: the true objective and constraints over all clients every so many rounds, and at the
-            end; 0 is only at the end.
+        evaluate_every: the true objective and constraints over all clients every so many rounds, and at the end; 0 is
+            only at the end. None is every round, or, where that is much beside the round's work, less often.
         checkpoint: a folder, or a :class:`Checkpoint`, to save the run in.
         offload: True keeps clients' data and memories off the device, a folder keeps the memories in files there, and
             only the participants' are brought in, a few rounds' at a time. Unless told, that is done where part of the
             clients take part and all of theirs is large. The query must be the participants' own, or ``"memory"``.
         progress: show progress on standard error.
         debug: run op by op, without compilation; an error names the client and the round.
+        block: how many clients are worked on at once, at most; None is a number that suits the model's size.
     """
-    seed_list = _check(rounds, seed, seeds, evaluate_every)
+    seed_list = _check(rounds, seed, seeds, evaluate_every, block)
     use_compilation_cache()
-    starts = _starts(params, seed_list)
+    starts = starts_of(params, seed_list)
     params, layout = starts[0], Layout.of(starts[0])
     like = clients[0] if isinstance(clients, Clients) else None
     held_out = None if test is None else recording.held_out(problem, test, params, like)
+    evaluate_every = recording.rounds_between(evaluate_every, algorithm, clients, layout.size)
     w = np.stack([layout.flatten(jax.tree.map(np.asarray, start)) for start in starts])
     settings = recording.settings_of(
         algorithm, problem, clients=len(clients), parameters=layout.size, seeds=seed_list, evaluate_every=evaluate_every
     )
     traced, task = as_float32((algorithm, Flat(problem, layout)))
-    program = Compiled(traced, task, rounds, len(clients), evaluate_every, debug)
+    program = Compiled(traced, task, rounds, len(clients), evaluate_every, debug, block)
     ground, data = _ground(program, problem, clients, params, np.array(seed_list, np.uint32), offload)
     run = Run(ground, w)
     if checkpoint is not None:
@@ -105,13 +108,13 @@ def simulate(
     return result
 
 
-def _check(rounds: int, seed: int, seeds: int | None, evaluate_every: int) -> list[int]:
+def _check(rounds: int, seed: int, seeds: int | None, evaluate_every: int | None, block: int | None) -> list[int]:
     """The seeds, after a look at all numbers."""
     check_count("simulate", "rounds", rounds)
     check_count("simulate", "seed", seed, least=0)
-    check_count("simulate", "evaluate_every", evaluate_every, least=0)
-    if seeds is not None:
-        check_count("simulate", "seeds", seeds)
+    check_count("simulate", "evaluate_every", 1 if evaluate_every is None else evaluate_every, least=0)
+    check_count("simulate", "seeds", 1 if seeds is None else seeds)
+    check_count("simulate", "block", 1 if block is None else block)
     if seed + (seeds or 1) > 2**32:
         raise SettingError(f"simulate: seed={seed}, but seeds must be below {2**32}")
     return list(range(seed, seed + (seeds or 1)))
@@ -148,17 +151,6 @@ def _ground(
 
 def _nbytes(tree: Any) -> int:
     return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))
-
-
-def _starts(params: Any, seeds: list[int]) -> list[Any]:
-    """Every seed's first parameters."""
-    if not is_function(params):
-        return [params] * len(seeds)
-    starts = [start_of(params, seed) for seed in seeds]
-    for seed, start in zip(seeds, starts, strict=True):
-        if Layout.of(start) != Layout.of(starts[0]):
-            raise SettingError(f"params: those of seed {seed} have another form than those of seed {seeds[0]}")
-    return starts
 
 
 class Run:

@@ -52,7 +52,7 @@ def federate(
     has each client's account.
 
     Args:
-        params, rounds, seed, evaluate_every: as for :func:`simulate`.
+        params, rounds, seed, evaluate_every: as for :func:`simulate`, but the last is every round unless told.
         test: held-out examples on the server, measured at the end; or ``"clients"``, the examples that the clients
             hold out themselves (:class:`fedsgm.federation.Parts`), measured there.
         min_participants: a round that fewer answer is repeated, a few times; then the run stops.

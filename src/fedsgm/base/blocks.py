@@ -1,0 +1,109 @@
+"""Members in blocks, one block after another: what each of them takes is held for one block only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedsgm.base import sizes
+from fedsgm.base.errors import ClientError
+
+# Numbers that a block has at most. A vector of each member's own that has _LARGE entries is worked on alone on a CPU:
+# products with one matrix for each member are slow there (benchmarks/large_models.py).
+_AT_ONCE = 2**25
+_LARGE = 2**15
+
+
+def size_for(stacked: Any, told: int | None = None, vector: int = 0) -> int:
+    """Members in a block, of what is stacked and of a vector of each; as ``told``, where that is."""
+    many = _many(stacked)
+    if told is not None:
+        return min(told, many)
+    if vector >= _LARGE and jax.default_backend() == "cpu":
+        return 1
+    numbers = sum(a.size for a in jax.tree.leaves(stacked)) / many + vector
+    return max(1, min(many, int(_AT_ONCE / max(numbers, 1))))
+
+
+def in_blocks(fn: Callable[..., Any], told: int | None = None) -> Callable[..., Any]:
+    """What ``jax.vmap`` makes of a function, for as many members at once as there is room for."""
+
+    def run(*stacked: Any) -> Any:
+        size = size_for(stacked, told)
+        if size == _many(stacked):
+            return jax.vmap(fn)(*stacked)
+        return _joined([jax.lax.map(lambda block: _of_block(fn, *block), lot) for lot in _lots(stacked, size)])
+
+    return run
+
+
+def fold(
+    fn: Callable[..., Any], add: Callable[[Any], Any], zero: Any, data: Any, memory: Any, who: Any, *own: Any, size: int
+) -> tuple[Any, Any, Any]:
+    """``messages, memory = fn(data, memory, *own)`` of the members ``who``; of a block ``total, said = add(messages)``.
+
+    It gives the totals of all blocks, from ``zero`` on, what is said of all members, and everybody's memory.
+    """
+    total, answers = zero, []
+    for bind, theirs, mine in sizes.parts(data, (who, *own)):
+
+        def one(carry: Any, block: Any, bind: Any = bind) -> Any:
+            (total, memory), (theirs, (who, *own)) = carry, block
+            messages, new = _of_block(bind(fn), *theirs, sizes.take(memory, who), *own)
+            more, said = add(messages)
+            return (jax.tree.map(jnp.add, total, more), sizes.put(memory, who, new)), said
+
+        found = []
+        for lot in _lots((theirs, mine), size):
+            (total, memory), said = jax.lax.scan(one, (total, memory), lot)
+            found.append(said)
+        answers.append(_joined(found))
+    return total, sizes.rejoined(data, answers), memory
+
+
+def one_by_one(round: jax.Array, fn: Callable[..., Any], *stacked: Any) -> Any:
+    """``fn`` of one member after another, op by op; an error names the client, which comes last, and the round."""
+    *theirs, who = stacked
+    answers = []
+    for i, client in enumerate(np.asarray(who)):
+        try:
+            answer = fn(*jax.tree.map(lambda a, i=i: a[i], theirs))
+        except Exception as error:
+            what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise ClientError(f"client {client}, round {round}: {what}") from error
+        for leaf in jax.tree.leaves(answer):
+            if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(np.asarray(leaf, np.float32)).all():
+                raise ClientError(f"client {client}, round {round}: a NaN or an infinite value in {fn.__name__}")
+        answers.append(answer)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *answers)
+
+
+def _many(tree: Any) -> int:
+    return int(jax.tree.leaves(tree)[0].shape[0])
+
+
+def _lots(tree: Any, size: int) -> list[Any]:
+    """Blocks, stacked; where they cannot all be alike without being half as large, a smaller one by itself."""
+    many = _many(tree)
+    size = min(size, many)
+    size = next((block for block in range(size, size // 2, -1) if many % block == 0), size)
+    whole = many - many % size
+    lots = [jax.tree.map(lambda a: a[:whole].reshape(-1, size, *a.shape[1:]), tree)]
+    return lots + ([jax.tree.map(lambda a: a[None, whole:], tree)] if whole < many else [])
+
+
+def _joined(lots: list[Any]) -> Any:
+    flat = [jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), lot) for lot in lots]
+    return flat[0] if len(flat) == 1 else jax.tree.map(lambda *parts: jnp.concatenate(parts), *flat)
+
+
+def _of_block(fn: Callable[..., Any], *block: Any) -> Any:
+    """Of one member without an axis for it: its products stay such of matrices."""
+    if _many(block) > 1:
+        return jax.vmap(fn)(*block)
+    answer = fn(*jax.tree.map(lambda a: a[0], block))
+    return jax.tree.map(lambda a: a[None], answer)
