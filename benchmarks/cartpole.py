@@ -11,8 +11,6 @@ divergence. They take turns, so that what else the machine does falls on all of 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
 
 import gymnasium
@@ -22,15 +20,12 @@ import numpy as np
 import torch
 
 import fedsgm as fs
+import turns
 from fedsgm.tasks import cmdp
-from neyman_pearson import judge, machine
 
 CLIENTS, ENVIRONMENTS, STEPS, HORIZON, FISHER, DAMPING, RIDGE, RADIUS, BETA = 7, 5, 200, 200, 200, 1e-3, 1e-3, 1e-3, 0.3
 BUDGETS = np.linspace(25, 35, 10)[:CLIENTS]
 TARGET, FLOOR_TARGET = 10, 2
-
-Cost = tuple[float, float]
-"""Seconds of wall time and of CPU time."""
 
 
 def main() -> None:
@@ -38,39 +33,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     repetitions = 3 if parser.parse_args().quick else 7
     torch.set_num_threads(1)
-    print(machine(), f"gymnasium {gymnasium.__version__}")
+    print(turns.machine("torch", "gymnasium") + ", PyTorch on one thread")
     clocks = {
-        "fedsgm": clock(simulate, 60),
-        "clients apart": clock(torch_trpo("sync", together=1), 2),
-        "sync vector": clock(torch_trpo("sync", together=CLIENTS), 2),
-        "NumPy vector": clock(torch_trpo("vector_entry_point", together=CLIENTS), 4),
-        "floor": clock(floor(), 60),
+        "fedsgm": turns.clock(simulate, 60),
+        "clients apart": turns.clock(torch_trpo("sync", together=1), 2),
+        "sync vector": turns.clock(torch_trpo("sync", together=CLIENTS), 2),
+        "NumPy vector": turns.clock(torch_trpo("vector_entry_point", together=CLIENTS), 4),
+        "floor": turns.clock(floor(), 60),
     }
-    for run in clocks.values():
-        run()
-    turns = [{name: run() for name, run in clocks.items()} for _ in range(repetitions)]
+    taken = turns.take(clocks, repetitions)
     print(f"\none round, {CLIENTS} clients, median of {repetitions}")
-    print(f"{'':18}{'ms wall':>9}{'ms CPU':>9}{'/fedsgm':>9}{'range':>13}{'CPU':>7}   target")
-    for name in clocks:
-        wall, cpu = (statistics.median(turn[name][i] for turn in turns) for i in (0, 1))
-        ratios = sorted(turn[name][0] / turn["fedsgm"][0] for turn in turns)
-        cpu_ratio = statistics.median(turn[name][1] / turn["fedsgm"][1] for turn in turns)
-        ratio, spread = statistics.median(ratios), f"{ratios[0]:.3g}-{ratios[-1]:.3g}"
-        verdict = judge(ratio, TARGET, ratio >= TARGET, ">=") if name not in ("fedsgm", "floor") else ""
-        if name == "floor":
-            verdict = "fedsgm " + judge(1 / ratio, FLOOR_TARGET, 1 / ratio <= FLOOR_TARGET, "<=")
-        print(f"{name:18}{wall * 1e3:9.1f}{cpu * 1e3:9.1f}{ratio:9.3g}{spread:>13}{cpu_ratio:7.3g}   {verdict}")
-
-
-def clock(run: Callable[[int], object], rounds: int) -> Callable[[], Cost]:
-    """Seconds a round, of ``rounds`` in one go."""
-
-    def timed() -> Cost:
-        wall, cpu = time.perf_counter(), time.process_time()
-        run(rounds)
-        return (time.perf_counter() - wall) / rounds, (time.process_time() - cpu) / rounds
-
-    return timed
+    rivals = dict.fromkeys(("clients apart", "sync vector", "NumPy vector"), turns.at_least(TARGET))
+    turns.table(taken, "ms", rivals | {"floor": turns.floor_within(FLOOR_TARGET)})
 
 
 def simulate(rounds: int) -> fs.Result:

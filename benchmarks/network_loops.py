@@ -111,7 +111,7 @@ def torch_loop(clients: Sequence[Client], participants: np.ndarray, start: np.nd
         return F.binary_cross_entropy_with_logits(z, y, weights, reduction="sum")
 
     def compress(v: torch.Tensor) -> torch.Tensor:
-        """The largest entries of v, taken out of v. The threshold is NumPy's, on the same memory: torch's are slower."""
+        """The largest entries of v, taken out of v, by NumPy's threshold on the same memory: torch's are slower."""
         size = v.abs()
         message = v * (size >= float(np.partition(size.numpy(), d - keep)[d - keep]))
         v -= message

@@ -4,8 +4,9 @@
     python benchmarks/networks.py [--quick] [--rows 64]
 
 One hidden ReLU layer, 20 clients with as many rows each, 10 of them in a round, E = 5 full-batch steps, the soft rule,
-Top-K 0.1 both ways, no true values on the way. Every loop is first shown to reach fedsgm's parameters. NumPy and PyTorch
-run on one thread and on all, and the faster counts. The floor is a compiled program of the local steps' products.
+Top-K 0.1 both ways, no true values on the way. Every loop is first shown to reach fedsgm's parameters. NumPy and
+PyTorch run on one thread and on all, and the faster counts. The floor is a compiled program of the products of the
+local steps.
 """
 
 from __future__ import annotations
@@ -59,9 +60,7 @@ class Network:
         self.model = MLP(hidden=(width,))
         self.start = self.model.init(width)
         self.flat = Layout.of(self.start).flatten(self.start)
-        self.plain = [
-            (p["x"], p["y"], (1 - p["y"]) / np.sum(1 - p["y"]), p["y"] / np.sum(p["y"])) for p in parts
-        ]
+        self.plain = [(p["x"], p["y"], (1 - p["y"]) / np.sum(1 - p["y"]), p["y"] / np.sum(p["y"])) for p in parts]
 
     @functools.cached_property
     def problem(self) -> fs.Problem:

@@ -5,6 +5,7 @@ all of them. A time is the median over turns; a ratio is taken within a turn, an
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
 import platform
 import statistics
@@ -70,14 +71,20 @@ def ratios(turns: list[Turn], name: str, other: str, kind: int = 0) -> list[floa
 
 def table(turns: list[Turn], unit: str, said: Mapping[str, Callable[[float], str]]) -> None:
     """Every contender against fedsgm; ``said`` gives the words on a target for a ratio."""
-    print(f"{'':18}{unit + ' wall':>10}{unit + ' CPU':>10}{'/fedsgm':>9}{'range':>13}{'CPU':>7}   target")
+    print(f"{'':18}{unit + ' wall':>12}{unit + ' CPU':>12}{'/fedsgm':>9}{'range':>15}{'CPU':>8}   target")
     for name in turns[0]:
         wall, cpu = (_UNITS[unit] * statistics.median(turn[name][i] for turn in turns) for i in (0, 1))
         each = ratios(turns, name, "fedsgm")
-        ratio, spread = statistics.median(each), f"{each[0]:.3g}-{each[-1]:.3g}"
-        of_cpu = statistics.median(ratios(turns, name, "fedsgm", 1))
+        ratio, spread = statistics.median(each), f"{brief(each[0])}-{brief(each[-1])}"
+        of_cpu = brief(statistics.median(ratios(turns, name, "fedsgm", 1)))
         words = said[name](ratio) if name in said else ""
-        print(f"{name:18}{wall:10.1f}{cpu:10.1f}{ratio:9.3g}{spread:>13}{of_cpu:7.3g}   {words}".rstrip(), flush=True)
+        times = f"{wall:12.1f}{'-' if math.isnan(cpu) else f'{cpu:.1f}':>12}"
+        print(f"{name:18}{times}{brief(ratio):>9}{spread:>15}{of_cpu:>8}   {words}".rstrip(), flush=True)
+
+
+def brief(ratio: float) -> str:
+    """Three digits, or all of a large number."""
+    return "-" if math.isnan(ratio) else f"{ratio:.0f}" if ratio >= 1000 else f"{ratio:.3g}"
 
 
 def at_least(target: float) -> Callable[[float], str]:
@@ -91,4 +98,4 @@ def floor_within(target: float) -> Callable[[float], str]:
 
 
 def judge(ratio: float, target: float, met: bool, sign: str) -> str:
-    return f"{sign} {target}x {'met' if met else 'not met'}: {ratio:.3g}x"
+    return f"{sign} {target}x {'met' if met else 'not met'}: {brief(ratio)}x"
