@@ -37,15 +37,11 @@ lint: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Each prints ratios measured side by side; make bench QUICK=--quick takes fewer repetitions.
+BENCHMARKS := neyman_pearson networks peers scaling cartpole wire topk fit_speed unequal federation
+
 bench: .venv/.bench
-	$(BIN)/python benchmarks/neyman_pearson.py
-	$(BIN)/python benchmarks/cartpole.py
-	$(BIN)/python benchmarks/wire.py
-	$(BIN)/python benchmarks/topk.py
-	$(BIN)/python benchmarks/many_clients.py
-	$(BIN)/python benchmarks/fit_speed.py
-	$(BIN)/python benchmarks/unequal.py
-	$(BIN)/python benchmarks/federation.py
+	for name in $(BENCHMARKS); do echo "\n== $$name"; $(BIN)/python benchmarks/$$name.py $(QUICK) || exit 1; done
 
 fuzz: .venv/.dev
 	$(BIN)/python benchmarks/fuzz_wire.py

@@ -31,7 +31,7 @@ from fedsgm.base.layout import Layout
 from fedsgm.tables.models import MLP
 
 CLIENTS, PARTICIPANTS, CHECKED, TOLERANCE = 20, 10, 3, 1e-3
-SIZES = {128: (20, 120), 1000: (1, 4)}
+SIZES = {128: (20, 120), 1000: (1, 9)}
 """Features and width of the hidden layer, and the rounds of the shorter and the longer run."""
 TARGET, SHARE_TARGET = 3, 0.25
 
@@ -114,9 +114,18 @@ def compare(network: Network, rounds: tuple[int, int], repetitions: int) -> None
     best = min(rivals, key=lambda name: statistics.median(turns.ratios(taken, name, "fedsgm")))
     ratio = statistics.median(turns.ratios(taken, best, "fedsgm"))
     print(f"the best loop, {best}: {turns.judge(ratio, TARGET, ratio >= TARGET, '>=')}")
-    share = 1 - statistics.median(turns.ratios(taken, "not compressed", "fedsgm"))
-    met = "met" if share <= SHARE_TARGET else "not met"
-    print(f"compression's share of a round: {100 * share:.0f}%, <= {100 * SHARE_TARGET:.0f}% {met}")
+    print(compression(taken))
+
+
+def compression(taken: list[turns.Turn]) -> str:
+    """The words on what part of a round is compression. It cannot be below 0: a turn that says so was disturbed."""
+    shares = sorted(1 - ratio for ratio in turns.ratios(taken, "not compressed", "fedsgm"))
+    share = statistics.median(shares)
+    verdict = "met" if share <= SHARE_TARGET else "not met"
+    if shares[0] < 0:
+        verdict = "undecided: the turns differ too much"
+    spread = f"{100 * shares[0]:.0f} to {100 * shares[-1]:.0f}%"
+    return f"compression's share of a round: {100 * share:.0f}% ({spread}), <= {100 * SHARE_TARGET:.0f}% {verdict}"
 
 
 def run_loop(loop: Callable[..., np.ndarray], network: Network, participants: np.ndarray, rounds: int) -> np.ndarray:

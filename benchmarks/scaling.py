@@ -12,6 +12,7 @@ layer as wide as its features, 2 of 4 clients in a round, 16 rows each, with and
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import resource
 import statistics
@@ -32,7 +33,7 @@ TITLES = {
     "participants": ("participants m of 1,000 clients", (1, 10, 100, 1000)),
     "local steps": ("local steps E, 10 of 20 clients", (1, 5, 25, 125)),
     "seeds": ("seeds in one run, 10 of 20 clients", (1, 4, 16, 64)),
-    "parameters": ("parameters d of a network, 2 of 4 clients", (10_000, 100_000, 1_000_000, 10_000_000)),
+    "parameters": ("parameters d of a network, 2 of 4 clients", (36, 1_024, 10_000, 99_856, 1_000_000, 9_998_244)),
 }
 Run = Callable[[int], object]
 
@@ -70,7 +71,7 @@ def logistic(n: int, m: int, *, local_steps: int = 5, seeds: int = 1) -> Run:
 
 
 def network(d: int, link: object) -> Run:
-    width = round(d**0.5) - 1
+    width = math.isqrt(d) - 1  # with its biases and the logit, (width + 1)^2 parameters
     return simulate(MLP((width,)), width, 4, 64, fs.FedSGM(0.1, 5, 2, fs.Soft(40.0), uplink=link, downlink=link), 1)
 
 
@@ -108,20 +109,24 @@ def enough(run: Run) -> Callable[[], turns.Cost]:
 
 def draw(found: dict[str, dict[str, dict[int, float]]], path: Path) -> None:
     figure = Figure(figsize=(12, 7), layout="constrained")
-    panels = figure.subplots(2, 3).ravel()
-    for axis, (title, each) in zip(panels, found.items(), strict=False):
+    grid = figure.add_gridspec(2, 6)
+    places = [grid[0, :2], grid[0, 2:4], grid[0, 4:], grid[1, :3], grid[1, 3:]]
+    for place, (title, each) in zip(places, found.items(), strict=True):
+        axis = figure.add_subplot(place, xscale="log", yscale="log", xlabel=title, ylabel="ms a round")
         for label, points in each.items():
-            axis.plot(list(points), [1e3 * seconds for seconds in points.values()], marker="o", label=label)
+            axis.plot(list(points), [1e3 * seconds for seconds in points.values()], marker="o", label=label or "fedsgm")
         first = next(iter(each.values()))
-        (low, *_, high), start = first, 1e3 * first[next(iter(first))]
-        axis.plot([low, high], [start, start * high / low], "--", color="gray", linewidth=1, label="in proportion")
-        axis.set(xscale="log", yscale="log", xlabel=title)
-        axis.set_ylim(top=3e3 * max(max(points.values()) for points in each.values()))
+        numbers = list(first)
+        ends = np.array([numbers[0], numbers[-1]])
+        axis.plot(
+            ends, 1e3 * first[numbers[0]] * ends / ends[0], "--", color="gray", linewidth=1, label="in proportion"
+        )
+        highest = 1e3 * max(max(points.values()) for points in each.values())
+        axis.set_ylim(top=10 * highest)
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("")
         axis.grid(alpha=0.3)
         axis.legend(loc="upper left")
-    for axis in (panels[0], panels[3]):
-        axis.set_ylabel("ms a round")
-    panels[5].axis("off")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 

@@ -1,6 +1,6 @@
 """What clients of very different sizes cost: runs with Zipf-sized clients beside the same with equal clients.
 
-    python benchmarks/unequal.py [--turns 7] [--participants 10]
+    python benchmarks/unequal.py [--quick] [--participants 10]
 
 The runs are as those of ``fedsgm fit``: logistic, rows count equally, demographic parity, E = 2, batches of 128, the
 query on all rows, true values every 10 rounds. All take turns in one process; a number is the median over turns, a
@@ -34,14 +34,14 @@ Cost = tuple[float, float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--participants", type=int, help="of 60 clients in a round; all unless told")
     options = parser.parse_args()
     dealt = {"equal": deal(np.ones(CLIENTS))}
     dealt |= {f"Zipf {power:g}": deal(np.arange(1, CLIENTS + 1) ** -power) for power in EXPONENTS}
     runs = {name: run(clients, options.participants) for name, clients in dealt.items()}
     first = {name: cost(runs[name], ROUNDS[0])[1] for name in runs}
-    turns = [{name: a_round(runs[name]) for name in runs} for _ in range(options.turns)]
+    turns = [{name: a_round(runs[name]) for name in runs} for _ in range(3 if options.quick else 7)]
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; jax {jax.__version__}, numpy {np.__version__}")
     print(f"{ROWS} rows x {FEATURES} features, {CLIENTS} clients, {options.participants or 'all'} in a round")
     print("first run: CPU-s with compiling, of 20 rounds; held: bytes of Clients over bytes of the rows\n")
