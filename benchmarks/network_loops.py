@@ -5,8 +5,8 @@ layer b, then w), a step is one forward and one backward pass of a sum with prep
 threshold found by selection, never a sort.
 
 A loop walks its parameters and divides how far it came by the step size. That is faster than to add directions up, as
-fedsgm does, and loses digits: at d = 1,002,001 another 11,583 entries change in the first round. With sums the NumPy loop
-was within 1.2e-6 of fedsgm after two rounds, without within 4.9e-4.
+fedsgm does, and loses digits: at d = 1,002,001 another 11,583 entries change in the first round. With sums the NumPy
+loop was within 1.2e-6 of fedsgm after two rounds, without within 4.9e-4.
 """
 
 from __future__ import annotations
