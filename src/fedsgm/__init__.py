@@ -1,5 +1,7 @@
 """Constrained federated learning: minimise a loss over many clients, subject to constraints."""
 
+from typing import Any
+
 from fedsgm import theory
 from fedsgm.base.errors import CheckpointError, ClientError, FederationError, FedSGMError, SettingError, WireError
 from fedsgm.base.structs import static, struct
@@ -20,6 +22,16 @@ from fedsgm.tables import fairness
 from fedsgm.theory import certificates, estimates
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """``fedsgm.torch`` is imported when it is asked for, and PyTorch with it."""
+    if name == "torch":
+        import importlib
+
+        return importlib.import_module("fedsgm.torch")
+    raise AttributeError(f"module 'fedsgm' has no attribute {name!r}")
+
 
 __all__ = [
     "Adaptive",
@@ -66,5 +78,6 @@ __all__ = [
     "static",
     "struct",
     "theory",
+    "torch",
     "wire",
 ]

@@ -19,6 +19,8 @@ NAMES = {
         "": np.ones(3),
         "緑😀": np.ones(4),
     },
+    "a module's own names": {"conv.weight": np.ones(2), "conv.bias": np.zeros(1), "~": np.ones(1)},
+    "the same below others": {"m": {"a.b": np.ones(1)}, "m.a": {"b": np.zeros(1)}},
     "none": None,
     "none within": {"a": None, "b": [None, np.ones(2)]},
     "bytes and truths": {"a": np.array([True, False]), "b": np.arange(3, dtype=np.uint8)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,12 @@ def form(tree: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
     if tree is None:
         return None
     if isinstance(tree, dict):
-        return {"dict": {key: form(value, f"{name}.{_escape(key)}", arrays) for key, value in tree.items()}}
+        named = _names(name, tree, all(_is_array(value) for value in tree.values()))
+        return {"dict": {key: form(value, named[key], arrays) for key, value in tree.items()}}
     if isinstance(tree, (list, tuple)):
         kind = "list" if isinstance(tree, list) else "tuple"
         return {kind: [form(value, f"{name}.{i}", arrays) for i, value in enumerate(tree)]}
-    leaves = jax.tree.leaves(tree)
-    if len(leaves) == 1 and leaves[0] is tree:
+    if _is_array(tree):
         arrays[name] = np.asarray(tree, order="C")  # ascontiguousarray would give a scalar an axis
         return "array"
     named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
@@ -57,11 +58,20 @@ def rebuild(form: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
         return arrays[name]
     ((kind, inside),) = form.items()
     if kind == "dict":
-        return {key: rebuild(value, f"{name}.{_escape(key)}", arrays) for key, value in inside.items()}
+        named = _names(name, inside, all(value == "array" for value in inside.values()))
+        return {key: rebuild(value, named[key], arrays) for key, value in inside.items()}
     items = [rebuild(value, f"{name}.{i}", arrays) for i, value in enumerate(inside)]
     return items if kind == "list" else tuple(items)
 
 
-def _escape(key: Any) -> str:
-    """A key whose dots are not those between keys."""
-    return str(key).replace("~", "~0").replace(".", "~1")
+def _is_array(tree: Any) -> bool:
+    leaves = jax.tree.leaves(tree)
+    return len(leaves) == 1 and leaves[0] is tree
+
+
+def _names(name: str, keys: Iterable[Any], flat: bool) -> dict[Any, str]:
+    """Below a name. Dots in keys are told from those between keys, unless all of these are arrays, with nothing below.
+
+    So the names of a PyTorch module's parameters are its own.
+    """
+    return {key: f"{name}.{key if flat else str(key).replace('~', '~0').replace('.', '~1')}" for key in keys}

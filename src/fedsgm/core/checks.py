@@ -46,10 +46,17 @@ def weights_of(
     example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), clients.examples)
     _check_scalar(jax.eval_shape(base.fn, params, example), f"{label}: its function", "per example")
     chosen = weights * _select(base.where, clients.examples, label)
-    sizes = np.bincount(clients.owners, chosen)
+    return weights_in(quantity, label, chosen, clients.owners, owner, everybody)
+
+
+def weights_in(
+    quantity: Any, label: str, chosen: np.ndarray, owners: np.ndarray, owner: str, everybody: bool
+) -> np.ndarray:
+    """The same of a mean, where ``chosen`` is what each example weighs that it averages over, and 0 for the others."""
+    base, sizes = quantity.base, np.bincount(owners, chosen)
     if not sizes.all() and (base.refuses or (everybody and not sizes.any())):
         _refuse_missing(base, label, owner, int(np.argmin(sizes > 0)))
-    scale = 1 if isinstance(quantity, ByRows) else np.where(sizes > 0, sizes, 1)[clients.owners]
+    scale = 1 if isinstance(quantity, ByRows) else np.where(sizes > 0, sizes, 1)[owners]
     return (chosen / scale).astype(np.float32)
 
 

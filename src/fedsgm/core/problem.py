@@ -174,13 +174,17 @@ class Problem:
         Of constraints on each client it keeps what it sent, to know in the update that follows whether it is the one.
         Where rows are weighed, the last of the statistics is what the client weighs in the objective.
         """
-        statistics = self._statistics(params, data, data.batch(batch_size, key), range(1, len(self.quantities)))
+        sums = self._sums(params, data.batch(batch_size, key), range(1, len(self.quantities)))
+        return self.told(sums, self._sizes(data))
+
+    def told(self, sums: Sequence[Any], sizes: Any) -> tuple[tuple[Any, ...], Kept]:
+        """What a client sends of its constraints' sums, and keeps; ``sizes`` are as those of all of its data."""
+        statistics = tuple(q.sent(*own) for q, *own in zip(self.quantities[1:], sums, sizes[1:], strict=True))
         own = [isinstance(quantity, EachClient) for quantity in self.quantities[1:]]
         sent = tuple(sent if is_own else None for sent, is_own in zip(statistics, own, strict=True))
         if self.weigh == "clients":
             return statistics, Kept(sent)
-        size = self._size(data, 0)
-        return (*statistics, size), Kept(sent, size)
+        return (*statistics, sizes[0]), Kept(sent, sizes[0])
 
     def share(self, direction: Direction, kept: Kept | None) -> Any:
         """Of n clients, n times this client's share of all rows, where rows are weighed."""
@@ -243,25 +247,32 @@ class Problem:
     ) -> Any:
         """The gradient of ``objective * f_j + constraint * g_j`` on the client's own data."""
         drawn = data.batch(batch_size, key)
+
+        def mixed(params: Any) -> jax.Array:
+            return self.descended(self._sums(params, drawn, range(len(self.quantities))), direction, kept)
+
+        return jax.grad(mixed)(params)
+
+    def descended(self, sums: Sequence[Any], direction: Direction, kept: Kept | None) -> jax.Array:
+        """The number whose gradient a client follows, as a function of its sums of all quantities."""
         active, guides, *share = direction.guide
         weights = direction.constraint if jnp.ndim(direction.constraint) else direction.constraint * active
         scales = jnp.stack([direction.objective, *weights])
         sent = (None,) * len(self.constraints) if kept is None else kept.sent
-
-        def mixed(params: Any) -> jax.Array:
-            first, *rest = self._sums(params, drawn, range(len(self.quantities)))
-            terms = zip(self._compared, rest, guides, sent, strict=True)
-            each = [constraint.local(own, guide, sent) for constraint, own, guide, sent in terms]
-            return jnp.stack([self.quantities[0].local(first, *share or (None,)), *each]) @ scales
-
-        return jax.grad(mixed)(params)
+        terms = zip(self._compared, sums[1:], guides, sent, strict=True)
+        each = [constraint.local(own, guide, sent) for constraint, own, guide, sent in terms]
+        return jnp.stack([self.quantities[0].local(sums[0], *share or (None,)), *each]) @ scales
 
     def inspect(self, before: Any, after: Any, kept: Any) -> dict[str, jax.Array]:
         return {}
 
     def evaluate(self, params: Any, data: Examples, key: jax.Array) -> tuple[Any, ...]:
         """The client's statistics of the objective and the constraints, on all its examples."""
-        return self._statistics(params, data, data, range(len(self.quantities)))
+        return self.evaluated(self._sums(params, data, range(len(self.quantities))), self._sizes(data))
+
+    def evaluated(self, sums: Sequence[Any], sizes: Any) -> tuple[Any, ...]:
+        """The same, of the sums."""
+        return tuple(q.sent(*own) for q, *own in zip(self.quantities, sums, sizes, strict=True))
 
     def summarise(self, evaluations: tuple[Any, ...]) -> tuple[dict[str, jax.Array], jax.Array]:
         """The values over all clients by name, and the largest violation of a bound (no tolerance)."""
@@ -310,16 +321,10 @@ class Problem:
         scales = jnp.array([c.scale for c in self.constraints], jnp.float32)
         return (values - bounds - tolerance) / scales
 
-    def _statistics(self, params: Any, data: Examples, drawn: Examples, which: Sequence[int]) -> tuple[Any, ...]:
-        """What a client sends, of the examples drawn; whether it has such examples at all is of all of its data."""
-        sums = zip(which, self._sums(params, drawn, which), strict=True)
-        return tuple(self.quantities[i].sent(own, self._size(data, i)) for i, own in sums)
-
-    def _size(self, data: Examples, i: int) -> jax.Array:
-        """What a client's examples weigh in a mean over rows; of another quantity, whether it has such an example."""
-        if isinstance(self.quantities[i], ByRows):
-            return jnp.sum(data.weights[i])
-        return jnp.float32(jnp.any(data.weights[i] > 0))
+    def _sizes(self, data: Examples) -> tuple[jax.Array, ...]:
+        """What a client's examples weigh in each mean over rows; of another quantity, whether it has any."""
+        each = zip(data.weights, self.quantities, strict=True)
+        return tuple(jnp.sum(own) if isinstance(q, ByRows) else jnp.float32(jnp.any(own > 0)) for own, q in each)
 
     def _sums(self, params: Any, data: Examples, which: Sequence[int]) -> tuple[Any, ...]:
         """Weighted sums; means that share a function share its evaluation, and so its gradient."""

@@ -54,7 +54,7 @@ def settings_of(
         "parameters": parameters,
         "seeds": seeds,
         "evaluate_every": evaluate_every,
-    }
+    } | getattr(problem, "settings", {})
 
 
 def rounds_between(told: int | None, algorithm: Algorithm, clients: Any, parameters: int) -> int:
@@ -270,6 +270,7 @@ def finished(
         values=measured | {"train": _as_recorded(measured["train"], history, ends.rounds)},
         ranges={name: (float(low), float(high)) for name, (low, high) in problem.ranges.items()},
         settings=settings,
+        module=getattr(problem, "module", None),
     )
 
 

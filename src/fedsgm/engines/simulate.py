@@ -43,7 +43,7 @@ def simulate(
     algorithm: Algorithm,
     problem: Task,
     clients: Any,
-    params: Any,
+    params: Any = None,
     *,
     rounds: int,
     seed: int = 0,
@@ -60,7 +60,7 @@ def simulate(
 
     Args:
         clients: :class:`Clients` for a :class:`Problem`; another task says what its clients are.
-        params: a pytree of arrays; or a function of the seed that gives one, so that every run has its own start.
+        params: a pytree of arrays, or a function of the seed that gives one; a PyTorch problem's module has its own.
         rounds: T.
         seed: the run's seed. With ``seeds=k``, the runs of seeds ``seed, ..., seed + k - 1`` in one program;
             every array of the result then has a leading axis of k.
@@ -76,6 +76,9 @@ def simulate(
         block: how many clients are worked on at once, at most; None is a number that suits the model's size.
     """
     seed_list = _check(rounds, seed, seeds, evaluate_every, block)
+    if hasattr(problem, "simulate"):  # another framework's, with an engine of its own
+        told = {"rounds": rounds, "seeds": seed_list, "several": seeds is not None, "test": test, "progress": progress}
+        return problem.simulate(algorithm, clients, params, checkpoint, evaluate_every=evaluate_every, **told)
     use_compilation_cache()
     starts = starts_of(params, seed_list)
     params, layout = starts[0], Layout.of(starts[0])
@@ -101,7 +104,6 @@ def simulate(
         values = {"train": ground.values(ends.vectors)}
         if held_out is not None:
             values["test"] = recording.values_at(task, ends.vectors, held_out)
-
     unflatten = layout.unflatten if seeds is not None else lambda stack: layout.unflatten(stack[0])
     result = recording.finished(_join(run.history), ends, values, settings | {"rounds": rounds}, problem, unflatten)
     recording.check_promise(result, problem, clients, params)

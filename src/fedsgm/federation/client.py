@@ -141,7 +141,7 @@ class Client:
         parts = data if isinstance(data, Parts) else Parts(data)
         self.data = program.prepare(parts.train)
         self.test = None if parts.test is None else program.pooled.prepare(parts.test)
-        self.store = Store(Path(state_dir), program.algorithm.init_memory(program.size))
+        self.store = Store(Path(state_dir), program.init_memory())
         self.state = self.store.read()
         self._measured: tuple[int, int] | None = None  # run and version
         self._keeps: Any = None  # of that measurement, for the update that follows
@@ -210,7 +210,7 @@ class Client:
             raise FrameError("the client runs another program than the server; start both with the same settings")
         message = self.program.decode(asked.model[0][WELCOME.size :], Identity())
         if state is None or state.run != asked.run:
-            memory = self.program.algorithm.init_memory(self.program.size)
+            memory = self.program.init_memory()
             return State(asked.run, asked.attempt, seed, client, asked.round, message.values, memory)
         return dataclasses.replace(
             state, attempt=asked.attempt, client=client, version=asked.round, replica=message.values
@@ -221,8 +221,9 @@ class Client:
             return self._update(asked, state)
         models = np.frombuffer(asked.payload, np.float32).reshape(-1, self.program.size)
         if asked.kind == Kind.TEST:
-            pooled = self.program.pooled
-            return pack(None if self.test is None else tuple(pooled.evaluate(w, self.test) for w in models))
+            if self.test is None:
+                return pack(None)
+            return pack(tuple(self.program.pooled.evaluate(w, self.test, state.memory) for w in models))
         statistics = evaluations = inspected = None
         if asked.kind & Kind.INSPECT and self._before is not None:
             before, kept = self._before
@@ -232,12 +233,13 @@ class Client:
         if asked.kind & Kind.MEASURE:
             statistics = self._measure(state)
         if asked.kind & Kind.EVALUATE:
-            evaluations = tuple(self.program.evaluate(w, self.data) for w in (state.replica, *models))
+            every = (state.replica, *models)
+            evaluations = tuple(self.program.evaluate(w, self.data, state.memory) for w in every)
         return pack((statistics, evaluations, inspected))
 
     def _measure(self, state: State) -> Any:
         at = At.of(state.seed, state.version, state.client)
-        statistics, self._keeps = self.program.measure(state.replica, self.data, at)
+        statistics, self._keeps = self.program.measure(state.replica, self.data, at, state.memory)
         self._measured = (state.run, state.version)
         return statistics
 

@@ -70,6 +70,8 @@ class Program:
         Where they are a function of the seed, the server has the run's ``seed``; a client needs none.
         """
         use_compilation_cache()
+        if hasattr(problem, "program"):  # another framework's, with functions of its own
+            return problem.program(algorithm, params, seed)
         params = start_of(params, seed)
         traced, task = as_float32((algorithm, Flat(problem, Layout.of(params))))
         return cls(traced, task, params)
@@ -103,11 +105,24 @@ class Program:
         """A client's own data, checked and ready for the functions below."""
         return jax.tree.map(jnp.asarray, self.task.task.prepare_one(data, self.params))
 
+    def init_memory(self) -> Any:
+        """A client's at the start of a run."""
+        return self.algorithm.init_memory(self.size)
+
+    def held_out(self, test: Any) -> Any:
+        """Examples that the server holds out, ready for :meth:`values_at`."""
+        return recording.held_out(self.task.task, test, self.params)
+
+    def values_at(self, vectors: np.ndarray, held_out: Any) -> dict[str, Any]:
+        """The values on them, of [kind, seed] parameter vectors."""
+        return recording.values_at(self.task, vectors, held_out)
+
     def sample(self, at: At, clients: int, again: int = 0) -> list[int]:
         """The participants of a round; others, where it is done again because too few of the first answered."""
         return [int(i) for i in _sample(self.algorithm, at, clients, again)]
 
-    def measure(self, w: np.ndarray, data: Any, at: At) -> tuple[Any, Any]:
+    def measure(self, w: np.ndarray, data: Any, at: At, memory: Any = None) -> tuple[Any, Any]:
+        """Of the client's memory, a framework's own program may have use."""
         statistics, kept = _measure(self.algorithm, self.task, w, data, at)
         return _numpy(statistics), kept
 
@@ -144,7 +159,7 @@ class Program:
     def inspect(self, before: np.ndarray, after: np.ndarray, kept: Any, at: At) -> dict[str, np.ndarray]:
         return _numpy(_inspect(self.task, before, after, kept, at))
 
-    def evaluate(self, w: np.ndarray, data: Any) -> Any:
+    def evaluate(self, w: np.ndarray, data: Any, memory: Any = None) -> Any:
         return _numpy(_evaluate(self.task, w, data))
 
     def summarise(self, evaluations: list[Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:

@@ -66,7 +66,7 @@ def federate(
     _check(rounds, seed, evaluate_every, timeout, min_participants, algorithm.cohort(len(names)))
     program = Program.of(algorithm, problem, params, seed)
     pooled = program.pooled if isinstance(test, str) and test == "clients" else None
-    held_out = None if test is None or pooled else recording.held_out(problem, test, program.params)
+    held_out = None if test is None or pooled else program.held_out(test)
     settings = recording.settings_of(
         algorithm,
         problem,
@@ -97,7 +97,7 @@ def federate(
     ends = Ends(ends.vectors[:, None], ends.rounds[:, None])
     values = {"train": train} | ({} if own is None else {"test": own})
     if held_out is not None:
-        values["test"] = recording.values_at(program.task, ends.vectors, held_out)
+        values["test"] = program.values_at(ends.vectors, held_out)
     accounts = [account.row() for account in run.accounts]
     result = recording.finished(
         _with_seed(run.history.columns),

@@ -40,6 +40,7 @@ class Result:
             :meth:`value` has them by name.
         ranges: the values that each constraint allows, from the least to the largest, infinite where there is no bound.
         settings: everything the run was made with.
+        module: the PyTorch module of a run of :class:`fedsgm.torch.Problem`, which is not saved; None of another run.
     """
 
     history: dict[str, np.ndarray]
@@ -51,6 +52,7 @@ class Result:
     values: dict[str, dict[str, np.ndarray]]
     ranges: dict[str, tuple[float, float]]
     settings: dict[str, Any]
+    module: Any = None
 
     @property
     def bounds(self) -> dict[str, float]:
@@ -109,6 +111,15 @@ class Result:
             options = {"multipliers": self.multiplier[seed]} | options
         certificate = certify(problem, clients, layout.unflatten(layout.rows(self.last)[seed]), **options)
         return dataclasses.replace(self, settings=self.settings | {"certificate": describe(certificate)})
+
+    def to_module(self, module: Any = None, kind: str = "answer", seed: int | None = None) -> Any:
+        """A copy of the run's PyTorch module, or of another of its form, with the answer in it.
+
+        Of a run of several seeds it is the answer of ``seed``. A result that was loaded has no module, so give one.
+        """
+        from fedsgm.results.modules import filled
+
+        return filled(self, module, kind, seed)
 
     def table(self) -> str:
         """Every seed's objective and constraints: of the answer, and of the other parameters."""

@@ -171,7 +171,7 @@ def _rounds(result: Result) -> list[str]:
         f"  work       {settings['rounds']} rounds, {method.participants} of {method.clients} clients a round"
         f"{method.asked}, E = {method.local_steps}, {settings['parameters']} parameters"
     )
-    lines += _left_out(result)
+    lines += _left_out(result) + _buffers(result)
     lines.append(f"  traffic    {_traffic(history, 'bytes')}, over all clients of a seed")
     if "frames_up" in history:
         lines.append(f"             {_traffic(history, 'frames')} with frames, repeats and evaluations")
@@ -179,6 +179,18 @@ def _rounds(result: Result) -> list[str]:
         told = " ".join(f"{value:.3g}" for value in result.multiplier)
         lines.append(f"  multiplier about {told} (the constraint's weight over the objective's)")
     return lines + _promised(result) + _certified(result)
+
+
+def _buffers(result: Result) -> list[str]:
+    """What became of a PyTorch module's buffers, where it has any."""
+    told = result.settings.get("buffers")
+    if told is None:
+        return []
+    names = ", ".join(told["names"][:3]) + (f" and {len(told['names']) - 3} more" if len(told["names"]) > 3 else "")
+    if told["are"] == "average":
+        return [f"  buffers    averaged over the participants of each round: {names}"]
+    end = "the parameters come with " + ("none" if "federation" in result.settings else "the clients' mean of them")
+    return [f"  buffers    each client's own, {end}: {names}"]
 
 
 def _other(result: Result, kind: str) -> str:
