@@ -143,6 +143,10 @@ class Problem:
         made = params(seed) if is_function(params) and not isinstance(params, torch.nn.Module) else params
         return self.params_of(made)
 
+    def prepare(self, *_: Any, **_more: Any) -> None:
+        """What theory asks of a problem, to measure its constants."""
+        raise SettingError("from_theory, estimates and certificates need the problem in JAX, but this one is in torch")
+
     def simulate(self, *given: Any, **options: Any) -> Result:
         """What :func:`fedsgm.simulate` calls for this problem."""
         from fedsgm.torch.engine import simulate
