@@ -162,6 +162,7 @@ def test_a_job_that_was_spoilt_is_refused(file, old, new, error, tmp_path):
     [
         (("init", "."), "is there already; choose a folder that is not, or an empty one"),
         (("init", "new", "--server", "no host"), "give the host name that the clients reach the server by"),
+        (("init", "new", "--table", "--framework", "torch"), "--framework torch: fedsgm's own models of tables are in"),
         (("init", "new", "--port", "0"), "--port 0: a port is between 1 and 65535"),
         (("init", "new", "--clients", "0"), "clients=0, but it must be a whole number"),
         (("submit", "nothing", "--kit", "."), "nothing is no job of fedsgm"),

@@ -266,7 +266,7 @@ def test_what_needs_jax_says_so():
         "^a torch problem is run by FedSGM, not by IPPConEx$",
     )
     refused(
-        lambda: fs.FedSGM.from_theory(torch_problem(), CLIENTS, torch_problem().params, rounds=10, rule="hard"),
+        lambda: fs.FedSGM.from_theory(torch_problem(), CLIENTS, torch_problem().params, rounds=9, distance=1.0),
         "^from_theory, estimates and certificates need the problem in JAX, but this one is in torch$",
     )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fedsgm.base.errors import SettingError
 from fedsgm.base.progress import say
 from fedsgm.cli import config, rehearsal
 from fedsgm.cli.federate_fit import fit, told_of_model
@@ -15,6 +17,14 @@ from fedsgm.cli.flags import RunFlags, command, own_parameters
 from fedsgm.cli.rehearsal import NOT_FEDERATED, limits
 from fedsgm.cli.saving import copy, picture
 from fedsgm.cli.setups import SETUPS
+
+
+class Framework(enum.StrEnum):
+    """What clients compute with."""
+
+    jax = enum.auto()
+    torch = enum.auto()
+
 
 commands = typer.Typer(no_args_is_help=True, help="Run where every client is a process of its own (NVIDIA FLARE).")
 _local = typer.Typer(no_args_is_help=True, help="Run an experiment as a federation of processes on this machine.")
@@ -58,6 +68,7 @@ def init(
     table: Annotated[
         bool, typer.Option("--table", help="Fit a model to tables, one a client, as fedsgm federate fit does.")
     ] = False,
+    framework: Annotated[Framework, typer.Option(help="What the problem is written in.")] = Framework.jax,
 ) -> None:
     """Write what a federation across machines needs: the project to provision, the job, the clients' data function.
 
@@ -65,7 +76,10 @@ def init(
     """
     from fedsgm.federation.flare import deploy
 
-    for path in deploy.init(folder, clients=clients, server=server, port=port, table=table):
+    if table and framework is not Framework.jax:
+        raise SettingError(f"--framework {framework}: fedsgm's own models of tables are in JAX, so leave --table out")
+    kind = "table" if table else framework.value
+    for path in deploy.init(folder, clients=clients, server=server, port=port, kind=kind):
         print(path)
 
 

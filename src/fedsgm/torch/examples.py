@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 import torch
 from fedsgm.base.errors import SettingError
@@ -79,6 +79,8 @@ def rows_of(clients: Any, device: torch.device, owner: str = "client") -> list[R
 
 def _rows(given: Any, device: torch.device, owner: str) -> Rows:
     dataset, collate = (given.dataset, given.collate_fn) if isinstance(given, DataLoader) else (given, default_collate)
+    if type(dataset) is TensorDataset and collate is default_collate:  # tensors already, with nothing done to them
+        dataset = list(dataset.tensors)
     if isinstance(dataset, IterableDataset):
         raise SettingError(
             f"{owner}: an IterableDataset cannot be drawn from; give a data set with lengths and indices"

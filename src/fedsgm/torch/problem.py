@@ -96,6 +96,10 @@ class Problem:
     def ranges(self) -> dict[str, tuple[float, float]]:
         return self.stated.ranges
 
+    @property
+    def quantities(self) -> tuple[Any, ...]:
+        return self.stated.quantities
+
     @functools.cached_property
     def params(self) -> dict[str, np.ndarray]:
         """What the run moves, by the module's own names: its parameters, and its buffers where they are averaged."""

@@ -14,12 +14,22 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 
 _WORDS = {
-    False: {
+    "jax": {
         "experiment": "problem, algorithm, rounds",
         "data": "how this client reads its examples",
+        "extras": "nvflare",
         "after": "",
     },
-    True: {
+    "torch": {
+        "experiment": "problem, algorithm, rounds; `model.py` beside it has the network and its loss",
+        "data": "how this client reads its examples",
+        "extras": "nvflare,torch",
+        "after": """
+The network with the answer in it is `fedsgm.Result.load("runs/first").to_module(Net())`.
+""",
+    },
+    "table": {
+        "extras": "nvflare",
         "experiment": "target, constraints, rounds: the flags of `fedsgm federate fit`",
         "data": "where this client's table is, CSV or Parquet; as it stands, `NAME.csv` beside it",
         "after": """
@@ -30,10 +40,10 @@ The run's folder has the model, `model.json`. Whoever has the folder can apply i
 }
 
 
-def init(folder: Path, *, clients: int, server: str, port: int, table: bool = False) -> list[Path]:
+def init(folder: Path, *, clients: int, server: str, port: int, kind: str = "jax") -> list[Path]:
     """Write the project, the job, the client's data function and a README; the files.
 
-    With ``table`` the job fits a model to tables, of which each client has one.
+    The job's problem is in JAX or in torch; or, of the kind ``"table"``, it fits a model to the clients' tables.
     """
     check_count("federate init", "clients", clients)
     if not _HOST.fullmatch(server):
@@ -51,7 +61,7 @@ def init(folder: Path, *, clients: int, server: str, port: int, table: bool = Fa
         "first": names[0],
         "names": ", ".join(names),
         "clients": "\n".join(f"  - {{name: {name}, type: client, org: fedsgm}}" for name in names),
-        **_WORDS[table],
+        **_WORDS[kind],
     }
     kits.write_job(
         folder / "job",
@@ -60,11 +70,12 @@ def init(folder: Path, *, clients: int, server: str, port: int, table: bool = Fa
         experiment="experiment.make",
         data="data.load",
     )
-    code = folder / "job" / "app" / "custom" / "experiment.py"
-    code.parent.mkdir()
-    for name, path in (("experiment", code), ("data", folder / "data.py")):
-        text = (_TEMPLATES / f"{'table_' if table else ''}{name}.py").read_text()
-        path.write_text(text.replace("clients=3", f"clients={clients}"))
+    code, prefix = folder / "job" / "app" / "custom", "" if kind == "jax" else f"{kind}_"
+    code.mkdir()
+    places = {"experiment": code, "data": folder} | ({"model": code} if kind == "torch" else {})
+    for name, place in places.items():
+        text = (_TEMPLATES / f"{prefix}{name}.py").read_text()
+        (place / f"{name}.py").write_text(text.replace("clients=3", f"clients={clients}"))
     for name in ("project.yml", "README.md"):
         (folder / name).write_text((_TEMPLATES / name).read_text().format(**words))
     return sorted(path for path in folder.rglob("*") if path.is_file())
