@@ -20,10 +20,6 @@ install: .venv/.installed
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-.venv/.bench: .venv/.dev
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,torch]'
-	touch $@
-
 demo: .venv/.installed
 	$(BIN)/fedsgm run neyman-pearson --rule hard --query all --seeds 3 --out $(RUN_DIR)/neyman-pearson-hard
 	$(BIN)/fedsgm run neyman-pearson --rule soft --beta 100 --query all --seeds 3 --out $(RUN_DIR)/neyman-pearson-soft
@@ -38,9 +34,9 @@ lint: .venv/.dev
 	$(BIN)/lint-imports
 
 # Each prints ratios measured side by side; make bench QUICK=--quick takes fewer repetitions.
-BENCHMARKS := neyman_pearson networks peers scaling cartpole wire topk fit_speed unequal federation
+BENCHMARKS := neyman_pearson networks large_models peers scaling cartpole wire topk fit_speed unequal torch_loop federation
 
-bench: .venv/.bench
+bench: .venv/.dev
 	for name in $(BENCHMARKS); do echo "\n== $$name"; $(BIN)/python benchmarks/$$name.py $(QUICK) || exit 1; done
 
 fuzz: .venv/.dev

@@ -163,7 +163,7 @@ def test_contributing_names_the_files_to_a_round():
 
 # A signature that users call by name, or whose parameters typer makes flags of.
 MANY = {"cli/setups.py:cartpole", "cli/fit.py:_own", "engines/simulate.py:simulate", "federation/server.py:federate"}
-MANY |= {"tables/dealing.py:prepare", "tables/estimator.py:__init__"}
+MANY |= {"tables/dealing.py:prepare", "tables/estimator.py:__init__", "torch/engine.py:simulate"}
 
 
 def test_no_file_or_function_is_long():

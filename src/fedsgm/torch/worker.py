@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,10 +25,6 @@ Buffers = Mapping[str, np.ndarray]
 
 Slopes = Callable[[Any], Any]
 """How much of each sum is followed, of the sums; one that depends on them is asked again in every step."""
-
-
-Output = tuple[torch.Tensor, list[int], Any]
-"""Of one function: the weights of the quantities that share it, these quantities, and what it gave."""
 
 
 class Worker:
@@ -76,8 +72,9 @@ class Worker:
         total: list[Any] = []
         with self._at(w, buffers, seed), torch.no_grad():
             self.module.eval()
-            for part in chunks(data.rows) if index is None else [index]:
-                found, form = jax.tree.flatten(self._summed(self._outputs(data, part, which), which))
+            for part in chunks(data.rows) if index is None else [self._tensor(index)]:
+                outputs = self._called(data, part, self._sharing(which))
+                found, form = jax.tree.flatten(self._summed(data, part, outputs, which))
                 total = [a + b for a, b in zip(total, found, strict=True)] if total else found
             return arrays(jax.tree.unflatten(form, total))
 
@@ -94,63 +91,81 @@ class Worker:
         seed: int,
     ) -> tuple[np.ndarray, Buffers]:
         """So many local steps, or one for each batch that was drawn: the sum of their directions, and the buffers."""
-        start = torch.tensor(np.array(w), device=self.device)
+        start = self._tensor(w)
         total = torch.zeros_like(start)
-        batches = [slice(0, data.rows.count)] * steps if isinstance(steps, int) else steps
+        batches: Any = [slice(0, data.rows.count)] * steps if isinstance(steps, int) else self._tensor(steps)
+        every = range(len(self.quantities))
+        times = self._times(data, batches[0])
+        followed = None if callable(slopes) else self._followed(data, slopes, times)
         with self._at(w, buffers, seed):
             self.module.train()
             for tau, index in enumerate(batches):
                 if tau:
-                    at = start - step_size * total / share
+                    at = torch.sub(start, total, alpha=step_size / share)
                     self._w.copy_(torch.where(self._moves, at, self._w) if self._averages else at)
                 self._gradient.zero_()
-                self._descend(data, index, slopes)
+                outputs = self._called(data, index, self._sharing(every) if followed is None else followed)
+                if callable(slopes):
+                    sums = arrays(self._summed(data, index, outputs, every))
+                    self._pull(index, outputs, self._followed(data, slopes(sums), times))
+                elif followed:
+                    self._pull(index, outputs, followed)
                 total += self._gradient
             if self._averages:  # the server's step along the mean of these is to the mean of the buffers
                 total = torch.where(self._moves, total, share * (start - self._w) / step_size)
             kept = {name: self._beside[name].cpu().numpy().copy() for name in self._kept}
             return total.cpu().numpy(), kept
 
-    def _descend(self, data: Weighed, index: Any, slopes: Any | Slopes) -> None:
-        """Add the gradient of the sums, each times its slope."""
-        which: Sequence[int] = range(len(self.quantities))
-        if not callable(slopes):  # a function that nothing of is followed need not be called
-            which = [i for i in which if any(np.any(slope) for slope in jax.tree.leaves(slopes[i]))]
-        outputs = self._outputs(data, index, which)
-        if callable(slopes):
-            slopes = slopes(arrays(self._summed(outputs, which)))
-        leaves, along = [], []
-        for weights, sharing, out in outputs:
-            each = zip(jax.tree.leaves(out), *(jax.tree.leaves(slopes[i]) for i in sharing), strict=True)
-            for leaf, *own in each:
-                if leaf.requires_grad:
-                    slope = torch.tensor(np.stack(own), device=self.device)
-                    leaves.append(leaf)
-                    along.append(torch.tensordot(weights.T, slope, 1).to(leaf.dtype))
-        if leaves:
-            torch.autograd.backward(leaves, along)
-
-    def _outputs(self, data: Weighed, index: Any, which: Sequence[int]) -> list[Output]:
-        """What every function gives, once, whatever the number of quantities that share it."""
-        at = index if isinstance(index, slice) else torch.tensor(np.array(index), device=self.device)
-        batch, weights = data.rows.batch(at), data.weights[:, at]
-        if not isinstance(index, slice):
-            weights = weights * (data.rows.count / len(index))
-        sharing: dict[Any, list[int]] = {}
+    def _sharing(self, which: Sequence[int]) -> dict[Any, list[int]]:
+        """The functions of these quantities, and the quantities of each."""
+        found: dict[Any, list[int]] = {}
         for i in which:
             base = self.quantities[i].base
-            sharing.setdefault(base.fn if isinstance(base, Mean) else base.sums, []).append(i)
-        with self._precision():
-            called = [(own, function(self.module, batch)) for function, own in sharing.items()]
-        return [(weights if len(own) == len(weights) else weights[own], own, out) for own, out in called]
+            found.setdefault(base.fn if isinstance(base, Mean) else base.sums, []).append(i)
+        return found
 
-    def _summed(self, outputs: list[Output], which: Sequence[int]) -> list[Any]:
+    def _followed(self, data: Weighed, slopes: Any, times: float) -> dict[Any, list[torch.Tensor]]:
+        """How much of every number of every example is followed, by function; not of those of which nothing is."""
+        which = [i for i in range(len(slopes)) if any(np.any(slope) for slope in jax.tree.leaves(slopes[i]))]
+        found = {}
+        for function, sharing in self._sharing(which).items():
+            each = zip(*(jax.tree.leaves(slopes[i]) for i in sharing), strict=True)
+            weights = times * data.weights[sharing].T
+            found[function] = [torch.tensordot(weights, self._tensor(np.stack(own)), 1) for own in each]
+        return found
+
+    def _called(self, data: Weighed, index: Any, functions: Iterable[Any]) -> dict[Any, Any]:
+        """What every function gives, once, whatever the number of quantities that share it."""
+        batch = data.rows.batch(index)
+        with self._precision():
+            return {function: function(self.module, batch) for function in functions}
+
+    def _pull(self, index: Any, outputs: Any, followed: Mapping[Any, list[torch.Tensor]]) -> None:
+        """Add the gradient of what is followed."""
+        leaves, along = [], []
+        for function, slopes in followed.items():
+            for leaf, slope in zip(jax.tree.leaves(outputs[function]), slopes, strict=True):
+                if leaf.requires_grad:
+                    leaves.append(leaf)
+                    along.append(slope[index].to(leaf.dtype))
+        torch.autograd.backward(leaves, along)
+
+    def _summed(self, data: Weighed, index: Any, outputs: Any, which: Sequence[int]) -> list[Any]:
         """The weighted sum of each quantity."""
         found: dict[int, Any] = {}
-        for weights, sharing, out in outputs:
-            totals = jax.tree.map(lambda a, weights=weights: torch.tensordot(weights, a.detach().float(), 1), out)
+        weights = data.weights[:, index] * self._times(data, index)
+        for function, sharing in self._sharing(which).items():
+            own = weights[sharing]
+            totals = jax.tree.map(lambda a, own=own: torch.tensordot(own, a.detach().float(), 1), outputs[function])
             found |= {i: jax.tree.map(lambda a, k=k: a[k], totals) for k, i in enumerate(sharing)}
         return [found[i] for i in which]
+
+    def _times(self, data: Weighed, index: Any) -> float:
+        """What makes a sum over some examples, drawn with replacement, one over all."""
+        return 1.0 if isinstance(index, slice) else data.rows.count / len(index)
+
+    def _tensor(self, array: Any) -> torch.Tensor:
+        return torch.tensor(np.array(array), device=self.device)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device.type, torch.bfloat16) if self._autocast else contextlib.nullcontext()
@@ -158,10 +173,26 @@ class Worker:
     @contextlib.contextmanager
     def _at(self, w: np.ndarray, buffers: Buffers, seed: int) -> Iterator[None]:
         """At this vector, with these buffers and torch's own draws by this seed."""
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(seed)
+        with self._draws(seed):
             self._w.copy_(torch.from_numpy(np.array(w)))
             for name, tensor in self._beside.items():
                 tensor.copy_(torch.from_numpy(np.array(buffers[name])) if name in buffers else self._given[name])
             yield
+
+    @contextlib.contextmanager
+    def _draws(self, seed: int) -> Iterator[None]:
+        """What torch itself draws is by this seed here, and elsewhere as it was.
+
+        On the CPU by its one generator: ``torch.manual_seed`` also goes through every other device there might be.
+        """
+        if self.device.type != "cpu":
+            with torch.random.fork_rng(device_type=self.device.type):
+                torch.manual_seed(seed)
+                yield
+            return
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(before)
