@@ -206,6 +206,7 @@ class Run:
         """The participants' sums of directions; what their buffers have become is in the state."""
         _, steps, seeds = drawn
         slopes, shares, kept = _host((decided.slopes, decided.shares, decided.kept))
+        step_size = float(decided.step_size)
         totals = np.empty((len(who), self.worker.layout.size), np.float32)
         for k, client in enumerate(who):
             own = jax.tree.map(lambda a, k=k: a[k], slopes if self.linear else kept)
@@ -213,7 +214,7 @@ class Run:
                 *(client, t, self.worker.walk, state.server.replica, self.data[client]),
                 own if self.linear else jax_part.followed(self.task.task, decided.direction, own),
                 steps=self.algorithm.local_steps if steps is None else steps[k],
-                step_size=float(decided.step_size),
+                step_size=step_size,
                 share=float(shares[k]),
                 buffers={name: array[client] for name, array in state.buffers.items()},
                 seed=int(seeds[k]),

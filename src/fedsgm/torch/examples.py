@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from fedsgm.data.clients import Clients, check_finite, length, same_form
 CHUNK = 1024  # examples that are measured at a time
 
 Index = torch.Tensor | slice
+Steps = int | torch.Tensor
+"""So many steps with all examples, or for each those that were drawn."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +31,17 @@ class Tensors:
 
     def batch(self, index: Index) -> Any:
         return jax.tree.map(lambda tensor: tensor[index], self.tree)
+
+    def batches(self, steps: Steps) -> Iterator[Any]:
+        """One for each step; several steps' are gathered together, which costs less."""
+        if isinstance(steps, int):
+            yield from itertools.repeat(self.tree, steps)
+            return
+        for some in steps.split(max(1, CHUNK // steps.shape[1])):
+            leaves, form = jax.tree.flatten(self.batch(some))
+            yield from (
+                jax.tree.unflatten(form, each) for each in zip(*(leaf.unbind() for leaf in leaves), strict=True)
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +56,10 @@ class Items:
     def batch(self, index: Index) -> Any:
         chosen = range(self.count)[index] if isinstance(index, slice) else index.tolist()
         return on_device(self.collate([self.dataset[i] for i in chosen]), self.device)
+
+    def batches(self, steps: Steps) -> Iterator[Any]:
+        """One for each step, read when its turn comes."""
+        return map(self.batch, [slice(0, self.count)] * steps if isinstance(steps, int) else steps)
 
 
 Rows = Tensors | Items

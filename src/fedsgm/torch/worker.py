@@ -73,7 +73,7 @@ class Worker:
         with self._at(w, buffers, seed), torch.no_grad():
             self.module.eval()
             for part in chunks(data.rows) if index is None else [self._tensor(index)]:
-                outputs = self._called(data, part, self._sharing(which))
+                outputs = self._called(data.rows.batch(part), self._sharing(which))
                 found, form = jax.tree.flatten(self._summed(data, part, outputs, which))
                 total = [a + b for a, b in zip(total, found, strict=True)] if total else found
             return arrays(jax.tree.unflatten(form, total))
@@ -93,23 +93,23 @@ class Worker:
         """So many local steps, or one for each batch that was drawn: the sum of their directions, and the buffers."""
         start = self._tensor(w)
         total = torch.zeros_like(start)
-        batches: Any = [slice(0, data.rows.count)] * steps if isinstance(steps, int) else self._tensor(steps)
+        index = steps if isinstance(steps, int) else self._tensor(steps)
+        followed = None if callable(slopes) else self._followed(data, slopes, index)
         every = range(len(self.quantities))
-        times = self._times(data, batches[0])
-        followed = None if callable(slopes) else self._followed(data, slopes, times)
         with self._at(w, buffers, seed):
             self.module.train()
-            for tau, index in enumerate(batches):
+            for tau, batch in enumerate(data.rows.batches(index)):
                 if tau:
                     at = torch.sub(start, total, alpha=step_size / share)
                     self._w.copy_(torch.where(self._moves, at, self._w) if self._averages else at)
                 self._gradient.zero_()
-                outputs = self._called(data, index, self._sharing(every) if followed is None else followed)
                 if callable(slopes):
-                    sums = arrays(self._summed(data, index, outputs, every))
-                    self._pull(index, outputs, self._followed(data, slopes(sums), times))
+                    own: Any = slice(0, data.rows.count) if isinstance(index, int) else index[tau]
+                    outputs = self._called(batch, self._sharing(every))
+                    sums = arrays(self._summed(data, own, outputs, every))
+                    self._pull(outputs, self._followed(data, slopes(sums), own), None)
                 elif followed:
-                    self._pull(index, outputs, followed)
+                    self._pull(self._called(batch, followed), followed, None if isinstance(index, int) else tau)
                 total += self._gradient
             if self._averages:  # the server's step along the mean of these is to the mean of the buffers
                 total = torch.where(self._moves, total, share * (start - self._w) / step_size)
@@ -124,31 +124,37 @@ class Worker:
             found.setdefault(base.fn if isinstance(base, Mean) else base.sums, []).append(i)
         return found
 
-    def _followed(self, data: Weighed, slopes: Any, times: float) -> dict[Any, list[torch.Tensor]]:
-        """How much of every number of every example is followed, by function; not of those of which nothing is."""
+    def _followed(self, data: Weighed, slopes: Any, index: Any) -> dict[Any, list[torch.Tensor]]:
+        """How much of every number of every example is followed, by function; not of those of which nothing is.
+
+        Of all examples, or of those drawn, for one step or for several.
+        """
         which = [i for i in range(len(slopes)) if any(np.any(slope) for slope in jax.tree.leaves(slopes[i]))]
         found = {}
         for function, sharing in self._sharing(which).items():
             each = zip(*(jax.tree.leaves(slopes[i]) for i in sharing), strict=True)
-            weights = times * data.weights[sharing].T
-            found[function] = [torch.tensordot(weights, self._tensor(np.stack(own)), 1) for own in each]
+            weights = data.weights[sharing].T
+            along = [torch.tensordot(weights, self._tensor(np.stack(own)), 1) for own in each]
+            if isinstance(index, torch.Tensor):
+                along = [self._times(data, index) * slope[index] for slope in along]
+            found[function] = along
         return found
 
-    def _called(self, data: Weighed, index: Any, functions: Iterable[Any]) -> dict[Any, Any]:
+    def _called(self, batch: Any, functions: Iterable[Any]) -> dict[Any, Any]:
         """What every function gives, once, whatever the number of quantities that share it."""
-        batch = data.rows.batch(index)
         with self._precision():
             return {function: function(self.module, batch) for function in functions}
 
-    def _pull(self, index: Any, outputs: Any, followed: Mapping[Any, list[torch.Tensor]]) -> None:
-        """Add the gradient of what is followed."""
+    def _pull(self, outputs: Any, followed: Mapping[Any, list[torch.Tensor]], step: int | None) -> None:
+        """Add the gradient of what is followed, in this step where that is said for several."""
         leaves, along = [], []
         for function, slopes in followed.items():
             for leaf, slope in zip(jax.tree.leaves(outputs[function]), slopes, strict=True):
                 if leaf.requires_grad:
                     leaves.append(leaf)
-                    along.append(slope[index].to(leaf.dtype))
-        torch.autograd.backward(leaves, along)
+                    along.append((slope if step is None else slope[step]).to(leaf.dtype))
+        if leaves:
+            torch.autograd.backward(leaves, along)
 
     def _summed(self, data: Weighed, index: Any, outputs: Any, which: Sequence[int]) -> list[Any]:
         """The weighted sum of each quantity."""
@@ -162,7 +168,7 @@ class Worker:
 
     def _times(self, data: Weighed, index: Any) -> float:
         """What makes a sum over some examples, drawn with replacement, one over all."""
-        return 1.0 if isinstance(index, slice) else data.rows.count / len(index)
+        return 1.0 if isinstance(index, slice) else data.rows.count / index.shape[-1]
 
     def _tensor(self, array: Any) -> torch.Tensor:
         return torch.tensor(np.array(array), device=self.device)
