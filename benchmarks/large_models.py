@@ -1,6 +1,6 @@
 """What large models cost: a round with clients in blocks beside all of them at once, and the memory that is planned.
 
-    python benchmarks/large_models.py [logistic mlp cnn large]
+    python benchmarks/large_models.py [--quick] [logistic mlp cnn large]
 
 Twenty participants of 50 examples, E = 5, batches of 32, no compression, true values at the end only. A round's time is
 that of the longer of two runs less that of the shorter; ratios are medians over turns, in which the block sizes follow
@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 import fedsgm as fs
-from fedsgm.engines import simulate as engine
+from fedsgm.engines import device as engine
 
 ROWS, PARTICIPANTS, TURNS, SECONDS = 50, 20, 5, 0.5
 BLOCKS = (PARTICIPANTS, 1, 5, None)  # all at once comes first; None is what the library chooses
@@ -68,7 +68,7 @@ def posed(name: str, clients: int) -> tuple[fs.Problem, fs.Clients, Any]:
     return fs.Problem(loss, [fs.Mean(loss, name="g") <= 0.6]), dealt, params
 
 
-def speed(name: str) -> None:
+def speed(name: str, turns: int) -> None:
     problem, clients, params = posed(name, PARTICIPANTS)
     algorithm = fs.FedSGM(0.01, 5, rule=fs.Soft(40.0), batch_size=32)
 
@@ -81,10 +81,10 @@ def speed(name: str) -> None:
     for block in BLOCKS:
         spent(block, 1)  # compiles
     rounds = max(2, min(1000, int(2 * SECONDS / max(spent(BLOCKS[0], 3) - spent(BLOCKS[0], 1), 1e-3))))
-    turns = [{b: (spent(b, 1 + rounds) - spent(b, 1)) / rounds for b in BLOCKS} for _ in range(TURNS)]
+    taken = [{b: (spent(b, 1 + rounds) - spent(b, 1)) / rounds for b in BLOCKS} for _ in range(turns)]
     size = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
-    ratios = [statistics.median(turn[b] / turn[BLOCKS[0]] for turn in turns) for b in BLOCKS]
-    first = 1e3 * statistics.median(turn[BLOCKS[0]] for turn in turns)
+    ratios = [statistics.median(turn[b] / turn[BLOCKS[0]] for turn in taken) for b in BLOCKS]
+    first = 1e3 * statistics.median(turn[BLOCKS[0]] for turn in taken)
     print(f"{name:9}{size:9}{first:11.2f}" + "".join(f"{ratio:8.2f}" for ratio in ratios), flush=True)
 
 
@@ -104,29 +104,31 @@ def memory(uplink: Any, block: int | None, clients: int = 100) -> float:
         found.append((sum(parts) - told.alias_size_in_bytes - data) / 2**30)
         raise _Planned
 
-    real = engine._advance
-    engine._advance = functools.partial(plan, real.__wrapped__)
+    real = engine.advance
+    engine.advance = functools.partial(plan, real.__wrapped__)
     try:
         algorithm = fs.FedSGM(0.01, 5, rule=fs.Soft(40.0), batch_size=32, uplink=uplink)
         fs.simulate(algorithm, problem, dealt, params, rounds=2, evaluate_every=0, progress=False, block=block)
     except _Planned:
         return found[0]
     finally:
-        engine._advance = real
+        engine.advance = real
     raise AssertionError("nothing was compiled")
 
 
-def main(names: list[str]) -> None:
+def main(names: list[str], turns: int) -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; jax {jax.__version__}, numpy {np.__version__}")
     heads = "".join(f"{'chosen' if block is None else block:>8}" for block in BLOCKS)
     print(f"a round's time / that with all {PARTICIPANTS} at once, by clients at a time")
     print(f"model{'numbers':>13}{'ms':>11}{heads}")
     for name in names:
-        speed(name)
+        speed(name, turns)
     print("GB beside the data, 100 clients of the large model, all at once and one by one")
     for uplink in (fs.Identity(), fs.TopK(0.01)):
         print(f"  {uplink!r:36}{memory(uplink, 100):8.2f}{memory(uplink, None):8.2f}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(WIDTHS))
+    quick = "--quick" in sys.argv
+    named = [word for word in sys.argv[1:] if word != "--quick"]
+    main(named or [name for name in WIDTHS if not quick or name != "large"], 2 if quick else TURNS)

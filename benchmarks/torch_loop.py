@@ -1,6 +1,6 @@
 """What the algorithm costs around PyTorch: ``simulate`` with a torch problem beside a plain FedAvg loop in PyTorch.
 
-    python benchmarks/torch_loop.py [--turns 7] [--threads 1]
+    python benchmarks/torch_loop.py [--quick] [--threads 1]
 
 The same work: a CNN on scikit-learn's digits, 10 of 20 Dirichlet clients a round, E = 5 steps on batches of 32, no
 constraint, nothing compressed, no evaluation but at the end. The loop is what one writes, at its best: one model whose
@@ -20,13 +20,13 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
+from torch import nn
 
 import fedsgm as fs
-import torch
 from fedsgm.torch.rounds import draw
-from torch import nn
 
 CLIENTS, PARTICIPANTS, STEPS, BATCH, STEP_SIZE = 20, 10, 5, 32, 0.1
 ROUNDS = (5, 35)
@@ -49,7 +49,7 @@ class Net(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch, for both")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -59,7 +59,7 @@ def main() -> None:
     loop = plain(module, clients, draws(algorithm, clients, ROUNDS[1]))
     run = simulated(module, clients, algorithm)
     apart = check(loop, run)
-    turns = [{"loop": cost(loop), "fedsgm": cost(run)} for _ in range(options.turns)]
+    turns = [{"loop": cost(loop), "fedsgm": cost(run)} for _ in range(3 if options.quick else 7)]
     size = sum(p.numel() for p in module.parameters())
     print(
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; jax {jax.__version__}, torch {torch.__version__}, ",

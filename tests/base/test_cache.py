@@ -5,12 +5,15 @@ import pytest
 
 from fedsgm.base import cache
 
+LIGHT = {"xla_backend_optimization_level": 1, "xla_cpu_parallel_codegen_split_count": 1}
+
 
 @pytest.mark.parametrize(
     ("backend", "flags", "options"),
     [
-        ("cpu", "", {"xla_backend_optimization_level": 1}),
-        ("cpu", "--xla_backend_optimization_level=3", None),
+        ("cpu", "", LIGHT),
+        ("cpu", "--xla_backend_optimization_level=3", {k: v for k, v in LIGHT.items() if "level" not in k}),
+        ("cpu", " ".join(f"--{name}=3" for name in LIGHT), {}),
         ("gpu", "", None),
     ],
 )

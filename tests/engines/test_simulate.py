@@ -92,7 +92,7 @@ def test_evaluate_every(clients, problem, params, every):
 
 
 def test_one_compilation_for_all_continuous_settings(clients, params, monkeypatch):
-    """Step size, beta, bound, tolerance, seed and rounds are arguments of the program."""
+    """Step size, beta, bound, tolerance, seed and rounds are arguments of the program, which is traced once."""
     traced = []
     real = rounds.one_round
     monkeypatch.setattr(rounds, "one_round", lambda *given: traced.append(1) or real(*given))
@@ -106,7 +106,7 @@ def test_one_compilation_for_all_continuous_settings(clients, params, monkeypatc
 
     go(0.1, 10.0, 0.5, 0.0, 0, 20)
     compiled = len(traced)
-    assert compiled
+    assert compiled == 1
     go(0.2, 20, 1, 0.1, 3, 300)
     go(1e-3, 7.5, 0.25, 0.02, 9, 7)
     assert len(traced) == compiled
@@ -221,7 +221,7 @@ def test_progress_is_plain_lines_when_nobody_watches(clients, problem, params, c
     fs.simulate(fs.FedSGM(0.1), problem, clients, params, rounds=30)
     out, err = capsys.readouterr()
     assert out == ""
-    assert "round 30 of 30" in err.splitlines()[-1]
+    assert "round 30 of 30" in [line for line in err.splitlines() if "round" in line][-1]
 
 
 def test_progress_is_a_bar_when_a_person_watches(clients, problem, params, capsys, monkeypatch):

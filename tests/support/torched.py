@@ -5,11 +5,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 import fedsgm as fs
-import torch
 from support.federated import CLIENTS
 
 torch.set_num_threads(1)  # idle threads of torch turn, which takes long where others use the cores

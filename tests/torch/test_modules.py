@@ -4,11 +4,11 @@ import functools
 
 import numpy as np
 import pytest
+import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fedsgm as fs
-import torch
 from fedsgm.federation import Program, federate
 from fedsgm.federation.inprocess import Fault, InProcess, seeded
 from support.federated import ALGORITHM, CLIENTS

@@ -5,9 +5,9 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import fedsgm as fs
-import torch
 from fedsgm.federation import Client, Program, federate
 from fedsgm.federation.inprocess import InProcess
 from fedsgm.results.result import KINDS

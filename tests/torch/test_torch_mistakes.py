@@ -6,11 +6,11 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 import torch.nn.functional as F
 from torch.utils.data import IterableDataset, TensorDataset
 
 import fedsgm as fs
-import torch
 from fedsgm.methods import IPPConEx
 from support.federated import CLIENTS
 from support.runs import EVERYTHING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import TextIO
@@ -28,6 +29,7 @@ class Progress:
         self._show = show
         self._last = time.monotonic()
         self._bar = None
+        self._soon: threading.Timer | None = None
         if show and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -41,21 +43,39 @@ class Progress:
                 TextColumn("{task.fields[note]}"),
                 console=Console(stderr=True),
             )
-            self._task = self._bar.add_task(title, total=total, note="compiling")
+            self._task = self._bar.add_task(title, total=total, note="")
 
     def __enter__(self) -> Progress:
         if self._bar:
             self._bar.start()
+        self.doing("compiling")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._begin()
         if self._bar:
             self._bar.stop()
 
+    def doing(self, what: str) -> None:
+        """What goes on from now on, without progress: beside the bar, or a plain line if it takes long."""
+        self._begin()
+        if self._bar:
+            self._bar.update(self._task, note=what)
+        elif self._show:
+            self._soon = threading.Timer(_LINE_EVERY, say, [f"{self.title}: {what}"], {"file": sys.stderr})
+            self._soon.daemon = True
+            self._soon.start()
+
+    def _begin(self) -> None:
+        """Something else than what went on: of that, no line any more."""
+        if self._soon:
+            self._soon.cancel()
+
     def update(self, done: int, **values: float) -> None:
         """``done`` of the total; the values are shown beside it."""
+        self._begin()
         note = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         if self._bar:
             self._bar.update(self._task, completed=done, note=note)

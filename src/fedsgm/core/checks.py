@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedsgm.base.cache import whole_program
 from fedsgm.base.errors import SettingError
 from fedsgm.core.quantities import ByRows
 from fedsgm.data.clients import Clients
@@ -99,13 +100,8 @@ def _check_statistic(
     quantity: Any, clients: Clients, params: Any, label: str, owner: str, everybody: bool, weights: np.ndarray
 ) -> None:
     """The functions fit each other, and over everybody the value is defined where the run starts."""
-
-    def pooled(params: Any, examples: Any, present: Any) -> Any:
-        each = jax.vmap(quantity.sums, (None, 0))(params, examples)
-        return jax.tree.map(lambda a: jnp.tensordot(present, a.astype(jnp.float32), 1), each)
-
     present = weights.astype(np.float32)
-    shapes = jax.eval_shape(pooled, params, clients.examples, present)
+    shapes = jax.eval_shape(_pooled, quantity, params, clients.examples, present)
     for name in ("value", "switch_on"):
         function = getattr(quantity, name)
         if function is not None and quantity.parts == 1:
@@ -116,18 +112,31 @@ def _check_statistic(
                 raise SettingError(f"{label}: its {name} must return {quantity.parts} numbers, as parts= says")
     if not everybody:
         return
-    total = jax.jit(pooled)(params, clients.examples, present)
+    members, value = _over_all(quantity, params, clients.examples, present)
     who = "no client" if owner == "client" else owner
-    if quantity.members is not None:
-        counts = np.asarray(quantity.members(total))
+    if members is not None:
+        counts = np.asarray(members)
         if not (counts > 0).all():
             group = ", ".join(map(str, np.argwhere(counts <= 0)[0]))
             has = "has" if owner == "client" else "does not have"
             raise SettingError(
                 f"{who} {has} an example of group {group}, which {label} compares; drop the group or add data"
             )
-    if not np.isfinite(float(quantity.measured(total))):
+    if not np.isfinite(float(value)):
         raise SettingError(f"{label} is not a number over all data at the starting parameters; check its functions")
+
+
+def _pooled(quantity: Any, params: Any, examples: Any, present: Any) -> Any:
+    """The sums over everybody."""
+    each = jax.vmap(quantity.sums, (None, 0))(params, examples)
+    return jax.tree.map(lambda a: jnp.tensordot(present, a.astype(jnp.float32), 1), each)
+
+
+@whole_program
+def _over_all(quantity: Any, params: Any, examples: Any, present: Any) -> Any:
+    """Over everybody the counts that must not be zero, if it has some, and the value."""
+    total = _pooled(quantity, params, examples, present)
+    return None if quantity.members is None else quantity.members(total), quantity.measured(total)
 
 
 def _select(where: Callable[[Any], Any] | None, examples: Any, label: str) -> np.ndarray:

@@ -155,10 +155,7 @@ class Problem:
 
     @property
     def pooled(self) -> Problem:
-        """The problem whose values over clients are those of one client with all their examples.
-
-        A client may then lack what a mean is of.
-        """
+        """That whose values are those of one client with all examples; a client may then lack what a mean is of."""
         constraints = tuple(replaced(c, quantity=_together(c.quantity)) for c in self.constraints)
         return replaced(self, objective=_together(self.objective), constraints=constraints, weigh="rows")
 

@@ -66,7 +66,8 @@ class OnDevice:
 
     def values(self, vectors: np.ndarray) -> dict[str, Any]:
         """The true values of [kind, seed] parameter vectors."""
-        return _values(replaced(self.program, debug=False), self.data, vectors)
+        program = replaced(self.program, debug=False)
+        return recording.one_by_one(lambda w: _values(program, self.data, w), vectors)
 
     def packed(self, state: State) -> dict[str, np.ndarray]:
         """The state as a checkpoint has it."""
@@ -109,14 +110,11 @@ class OnDevice:
 
 
 @whole_program
-def _values(program: Compiled, data: Any, vectors: jax.Array) -> dict[str, jax.Array]:
-    def one(data: Any, w: jax.Array) -> Any:
+def _values(program: Compiled, data: Any, w: jax.Array) -> dict[str, jax.Array]:
+    def values(data: Any, w: jax.Array) -> Any:
         return recording.where_sound(w, values_at(program, program.task, data, w, jnp.int32(0))[0])
 
-    def every(data: Any, vectors: jax.Array) -> Any:
-        return jax.vmap(jax.vmap(lambda w: one(data, w)))(vectors)
-
-    return program.sharded(every, (P(CLIENTS), P()), P())(data, vectors)
+    return program.sharded(values, (P(CLIENTS), P()), P())(data, w)
 
 
 def _room(program: Compiled, devices: int, seeds: np.ndarray) -> int:

@@ -227,14 +227,21 @@ def held_out(problem: Task, test: Any, params: Any, like: Any = None) -> Any:
     return problem.prepare(Clients.from_list([examples]), params, owner="the test data")
 
 
-@whole_program
-def values_at(task: Flat, vectors: jax.Array, data: Any) -> dict[str, jax.Array]:
+def values_at(task: Flat, vectors: np.ndarray, data: Any) -> dict[str, np.ndarray]:
     """The true values over the clients of ``data``, of [kind, seed] parameter vectors; undefined where those are."""
+    data = jax.device_put(data)
+    return one_by_one(lambda w: _values_at(task, w, data), vectors)
 
-    def one(w: jax.Array) -> Any:
-        return where_sound(w, task.task.summarise(over(functools.partial(task.evaluate, w), data))[0])
 
-    return jax.vmap(jax.vmap(one))(vectors)
+def one_by_one(values: Callable[[np.ndarray], dict[str, jax.Array]], vectors: np.ndarray) -> dict[str, np.ndarray]:
+    """The values of [kind, seed] parameter vectors: however many there are, the program is the same."""
+    each = [[values(w) for w in kind] for kind in np.asarray(vectors)]
+    return {name: np.array([[found[name] for found in kind] for kind in each]) for name in each[0][0]}
+
+
+@whole_program
+def _values_at(task: Flat, w: jax.Array, data: Any) -> dict[str, jax.Array]:
+    return where_sound(w, task.task.summarise(over(functools.partial(task.evaluate, w), data))[0])
 
 
 def where_sound(w: jax.Array, values: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -160,12 +160,12 @@ def advance(
         # All rounds' draws at once: they depend on (seed, round, client) alone, and small draws cost dispatch.
         rounds = start + jnp.arange(program.capacity)
         draws = jax.vmap(lambda t, window: Draw.of(program, seed, t, window))(rounds, window)
-        shapes = functools.partial(one_round, replaced(program, debug=False), data)
-        info = jax.eval_shape(shapes, state, jax.tree.map(lambda a: a[0], draws), start)[1]
+        a_round, first = jax.jit(one_round), jax.tree.map(lambda a: a[0], draws)  # traced once, for shapes and the loop
+        info = jax.eval_shape(a_round, replaced(program, debug=False), data, state, first, start)[1]
         buffers = jax.tree.map(lambda a: jnp.zeros((program.capacity, *a.shape), a.dtype), info)
 
         def body(t: jax.Array, carry: tuple[State, Any]) -> tuple[State, Any]:
-            state, info = one_round(program, data, carry[0], jax.tree.map(lambda a: a[t - start], draws), t)
+            state, info = a_round(program, data, carry[0], jax.tree.map(lambda a: a[t - start], draws), t)
             return state, jax.tree.map(lambda buffer, a: buffer.at[t - start].set(a), carry[1], info)
 
         return jax.lax.fori_loop(start, stop, body, (state, buffers))
@@ -296,7 +296,7 @@ def values_at(
 def first_states(program: Compiled, w: np.ndarray, data: Any) -> State:
     """Every seed's state before the first round, for clients whose data have the shapes of this one's; no memories."""
     measure = functools.partial(program.algorithm.measure, program.task)
-    statistics, _ = jax.eval_shape(measure, w[0], data, jax.random.key(0))
+    statistics, _ = jax.eval_shape(measure, w[0], data, jax.eval_shape(jax.random.key, 0))
     states = [
         as_float32(State(program.algorithm.init(program.task, start, program.n, statistics), None, Found.start(start)))
         for start in w

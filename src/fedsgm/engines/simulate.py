@@ -100,6 +100,7 @@ def simulate(
         while run.done < rounds:
             run.advance()
             bar.update(run.done, **recording.shown(run.history[-1], problem))
+        bar.doing("measuring what was found")
         ends = run.ends()
         values = {"train": ground.values(ends.vectors)}
         if held_out is not None:

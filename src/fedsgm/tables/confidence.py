@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedsgm.base.cache import whole_program
 from fedsgm.base.structs import replaced
 from fedsgm.core.problem import Constraint, Problem, Statistic
 
@@ -32,7 +33,7 @@ def limits(problem: Problem, params: Any, examples: Any, confidence: float, *, o
     """
     told = [c for c in problem.constraints if isinstance(c.quantity, Statistic)]
     rows = len(jax.tree.leaves(examples)[0])
-    weights = jnp.ones(rows) if problem.weight is None else jax.vmap(problem.weight)(examples)
+    weights = np.ones(rows, np.float32) if problem.weight is None else jax.vmap(problem.weight)(examples)
     chance = (1 - confidence) / max(1, len(told)) / (1 if one_sided else 2)
     return {c.name: _limits(c.quantity, params, examples, weights, chance) for c in told}  # type: ignore[arg-type]
 
@@ -46,7 +47,7 @@ def _limits(quantity: Statistic, params: Any, examples: Any, weights: jax.Array,
     return float((parts - z * errors)[known].max()), float((parts + z * errors)[known].max())
 
 
-@jax.jit
+@whole_program
 def _parts(quantity: Statistic, params: Any, examples: Any, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Every part's value and its standard error."""
     each = jax.vmap(quantity.sums, (None, 0))(params, examples)

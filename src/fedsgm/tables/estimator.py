@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Self
 
-import jax
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
@@ -133,7 +132,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float32, reset=False)
-        return np.asarray(jax.vmap(self._model().score, (None, 0))(self.params_, {"x": X}), np.float64)
+        return self._model().scores(self.params_, X).astype(np.float64)
 
     def _decided(self, X: Any) -> np.ndarray:
         scores = self._scores(X)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import numpy as np
 
 from fedsgm.base.errors import SettingError
@@ -66,7 +65,7 @@ class TableModel:
         return self.scores_of(self.encoder.encode(table))
 
     def scores_of(self, x: np.ndarray) -> np.ndarray:
-        return np.asarray(jax.vmap(self.model.score, (None, 0))(self.params, {"x": x}))
+        return self.model.scores(self.params, x)
 
     def save(self, folder: Path) -> None:
         """Write ``model.json`` beside a saved run, whose answer the model has."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -11,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from optax.losses import softmax_cross_entropy_with_integer_labels, squared_error
 
+from fedsgm.base.cache import whole_program
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_count
 
@@ -107,3 +110,12 @@ class MLP:
             # It moves with the logit as a probability does at most, so that the same step sizes fit.
             return _GENTLE * logit
         return jax.nn.sigmoid(logit) if self.classes == 2 else jax.nn.softmax(logit)
+
+    def scores(self, params: Any, x: np.ndarray) -> np.ndarray:
+        """The scores of many examples with these features."""
+        return np.asarray(_scores(self)(params, {"x": x}))
+
+
+@functools.cache
+def _scores(model: MLP) -> Callable[[Any, Any], jax.Array]:
+    return whole_program(jax.vmap(model.score, (None, 0)))

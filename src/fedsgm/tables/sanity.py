@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedsgm.base.structs import replaced
@@ -165,14 +164,10 @@ def _judged(
 ) -> Answer:
     parts = {"train": prepared.clients.together()[0]} | ({} if prepared.test is None else {"test": prepared.test})
     good = {
-        part: prepared.target.quality(_scores(model, params, examples["x"]), examples["y"])
+        part: prepared.target.quality(model.scores(params, examples["x"]), examples["y"])
         for part, examples in parts.items()
     }
     return judged(name, good, values, problem)
-
-
-def _scores(model: MLP, params: Any, x: np.ndarray) -> np.ndarray:
-    return np.asarray(jax.vmap(model.score, (None, 0))(params, {"x": x}))
 
 
 def _told(good: float, measure: str) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 import numpy as np
-
 import torch
+
 from fedsgm.base.structs import replaced
 from fedsgm.core.each_client import EachClient
 from fedsgm.core.quantities import Constraint, Statistic

@@ -41,7 +41,7 @@ def simulate(
     seeds: list[int],
     several: bool,
     test: Any,
-    evaluate_every: int,
+    evaluate_every: int | None,
     progress: bool,
 ) -> Result:
     """As :func:`fedsgm.simulate`, which calls it; a run of ``several`` seeds has arrays with that axis."""
@@ -54,6 +54,7 @@ def simulate(
     worker, stated = Worker(problem, layout), problem.stated
     data = prepare(stated, worker, clients, w[0])
     held_out = None if test is None else prepare(stated, worker, [test], w[0], owner="the test data")
+    evaluate_every = recording.rounds_between(evaluate_every, algorithm, clients, layout.size)
     settings = recording.settings_of(
         algorithm, problem, clients=len(data), parameters=layout.size, seeds=seeds, evaluate_every=evaluate_every
     )

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-import torch
 from fedsgm.base.errors import SettingError
 from fedsgm.data.clients import Clients, check_finite, length, same_form
 

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 import torch
+
 from fedsgm.base.errors import SettingError
 from fedsgm.core.checks import weights_in
 from fedsgm.core.each_client import EachClient

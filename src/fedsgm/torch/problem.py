@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-
 import torch
+
 from fedsgm.base.errors import SettingError
 from fedsgm.base.layout import is_function
 from fedsgm.core.problem import Constraint

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import replaced, struct
-from fedsgm.core import feedback
+from fedsgm.core import feedback, wire
 from fedsgm.core.algorithm import FedSGM, RoundKeys
 from fedsgm.core.compression import Identity
 from fedsgm.core.feedback import compressor_of
@@ -144,7 +144,8 @@ def finish(
     messages, memory = jax.vmap(send)(memory, totals, jax.vmap(keys.client)(who))
     before = decided.server.replica
     server, broadcast = algorithm.aggregate(task, decided.server, messages, keys.server)
-    info = recording.traffic(decided.statistics, asked, decided.direction, messages, broadcast, len(who))
+    nbytes = jax.vmap(wire.size)(messages)
+    info = recording.traffic(decided.statistics, asked, decided.direction, nbytes, broadcast, len(who))
     return server, found.averaged(before, decided.direction.objective), memory, decided.info | info
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 import numpy as np
-
 import torch
+
 from fedsgm.base.layout import Layout
 from fedsgm.core.quantities import Mean
 from fedsgm.torch.bridge import arrays

@@ -1,8 +1,8 @@
 """This client's own examples. The file stays on the client's machine, in its kit, as local/custom/data.py."""
 
+import torch
 from torch.utils.data import TensorDataset
 
-import torch
 from fedsgm.tasks import neyman_pearson
 
 

@@ -1,9 +1,9 @@
 """What the federation runs. This file travels with the job: the server and every client read the same one."""
 
+import torch
 from model import Net, loss
 
 import fedsgm as fs
-import torch
 from fedsgm.federation import Experiment
 
 
