@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -59,6 +60,50 @@ class Clients:
         return cls(jax.tree.map(lambda *leaves: np.concatenate(leaves), *arrays), counts)
 
     @classmethod
+    def from_batches(cls, batches: Iterable[Mapping[str, Any]], key: str) -> Clients:
+        """From blocks of rows, such as a generator reads: a client for each value of column ``key``, in sorted order.
+
+        A block has arrays by name, one row an example. A million clients are as fast as their rows.
+
+        >>> import fedsgm as fs
+        >>> blocks = ({"site": np.arange(3) % 2, "x": np.float32([i, i, i])} for i in range(2))
+        >>> fs.Clients.from_batches(blocks, key="site")[1]
+        {'x': array([0., 1.], dtype=float32)}
+        """
+        parts = [{name: np.asarray(column) for name, column in batch.items()} for batch in batches]
+        if not parts:
+            raise SettingError("Clients: there are no batches; there must be at least one with rows")
+        for i, part in enumerate(parts):
+            if key not in part:
+                raise SettingError(f"Clients: batch {i} has no column {key!r}; it has {', '.join(map(repr, part))}")
+            same_form(parts[0], part, f"batch {i}", "batch 0")
+            length(part, f"batch {i}")
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        keys = columns.pop(key)
+        check_finite(columns, "the batches")
+        if not (keys[1:] >= keys[:-1]).all():
+            order = np.argsort(keys, kind="stable")
+            keys, columns = keys[order], {name: column[order] for name, column in columns.items()}
+        first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
+        return cls(columns, np.diff(first, append=len(keys)))
+
+    @classmethod
+    def from_parquet(cls, path: str | Path, key: str, columns: Sequence[str] | None = None) -> Clients:
+        """From a Parquet file, or a folder of such: a client for each value of the column ``key``, in sorted order.
+
+        All ``columns`` but that one, unless told, are the examples' arrays; a list of a fixed size is a row of one.
+        """
+        from pyarrow import dataset
+
+        try:
+            source = dataset.dataset(path, format="parquet")
+            names = source.schema.names if columns is None else [key, *columns]
+            batches = [{name: _array(batch[name], name) for name in names} for batch in source.to_batches(names)]
+        except (OSError, ValueError, KeyError) as error:
+            raise SettingError(f"{path}: {' '.join(str(error).split())}") from error
+        return cls.from_batches((batch for batch in batches if len(batch[key])), key)
+
+    @classmethod
     def dealt(cls, examples: Any, parts: Sequence[np.ndarray]) -> Clients:
         """Of a pytree of arrays, examples first, the examples with these indices for each client."""
         counts, order = _counts([len(rows) for rows in parts]), np.concatenate(parts)
@@ -76,6 +121,16 @@ def _counts(given: Sequence[int]) -> np.ndarray:
     if not counts.all():
         raise SettingError(f"client {int(np.argmin(counts > 0))} has no examples; leave it out or give it some")
     return counts
+
+
+def _array(column: Any, name: str) -> np.ndarray:
+    """A column of Arrow as an array, one row an example."""
+    if column.null_count:
+        raise ValueError(f"the column {name!r} has missing values; fill or drop them")
+    flat = column
+    while hasattr(flat.type, "list_size"):
+        flat = flat.flatten()
+    return flat.to_numpy(zero_copy_only=False).reshape(len(column), *[-1] * (flat is not column))
 
 
 def rows_of_each(owner: np.ndarray) -> list[np.ndarray]:
@@ -208,13 +263,11 @@ def length(examples: Any, owner: str) -> int:
     return sizes.pop()
 
 
-def same_form(first: Any, other: Any, owner: str) -> None:
+def same_form(first: Any, other: Any, owner: str, like: str = "client 0") -> None:
     forms: Any = [jax.tree.structure(tree) for tree in (first, other)]
     if forms[0] != forms[1]:
-        raise SettingError(f"{owner}: its arrays are named or nested differently from client 0's")
+        raise SettingError(f"{owner}: its arrays are named or nested differently from {like}'s")
     pairs = zip(jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(other), strict=True)
     for (path, a), b in pairs:
         if a.shape[1:] != b.shape[1:]:
-            raise SettingError(
-                f"{owner}: {_name(path)} has shape {b.shape[1:]} per example, client 0 has {a.shape[1:]}"
-            )
+            raise SettingError(f"{owner}: {_name(path)} has shape {b.shape[1:]} per example, {like} has {a.shape[1:]}")
