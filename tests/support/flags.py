@@ -353,5 +353,8 @@ ELSEWHERE = {
     "--progress": "test_run.test_progress",
     "--no-progress": "test_run.test_progress",
     "--require-feasible": "test_run.test_require_feasible",
+    "--coordinator": "test_hosts.test_a_killed_process_stops_the_run_which_goes_on_with_one",
+    "--processes": "test_hosts.test_a_killed_process_stops_the_run_which_goes_on_with_one",
+    "--process": "test_hosts.test_a_killed_process_stops_the_run_which_goes_on_with_one",
     "--config": "test_config.test_config_gives_the_defaults_and_flags_win",
 }

@@ -48,7 +48,8 @@ class Progress:
     def __enter__(self) -> Progress:
         if self._bar:
             self._bar.start()
-        self.doing("compiling")
+        if self.unit == "round":
+            self.doing("compiling")
         return self
 
     def __exit__(
