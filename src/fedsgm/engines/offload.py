@@ -32,7 +32,7 @@ from fedsgm.engines.rounds import (
     told_first,
 )
 
-_WINDOW = 2**26  # numbers of a window, at most, unless one round has more
+_WINDOW = 2**22  # numbers of a window, at most, unless one round has more: its memories are copied every round
 _BLOCK = 2**23  # numbers of the data whose values are found at once
 
 
