@@ -105,7 +105,7 @@ class OnDevice:
     def _placed_state(self, state: State) -> State:
         """With arrays of the device's own, each by itself: the program may write in them."""
         if self.program.devices is None:
-            return jax.tree.map(jnp.array, state)
+            return jax.device_put(state, may_alias=False)
         return replaced(state, memory=self._placed(state.memory, self.program.share, axis=1))
 
 

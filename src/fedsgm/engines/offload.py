@@ -55,7 +55,7 @@ class Offloaded:
 
     def start(self, w: np.ndarray) -> State:
         """Every seed's state before the first round; memories are not in it."""
-        state = jax.tree.map(jnp.array, first_states(self.program, w, self._one))
+        state = jax.device_put(first_states(self.program, w, self._one), may_alias=False)
         if not self.program.algorithm.asks_first:
             return state
         measure = functools.partial(_measured, self.program, state.server.replica, self.seeds)
@@ -90,7 +90,7 @@ class Offloaded:
 
     def unpacked(self, arrays: dict[str, np.ndarray], like: State) -> State:
         self._memories.unpack(arrays)
-        return jax.tree.map(jnp.array, checkpoints.unpack("state", arrays, like))
+        return jax.device_put(checkpoints.unpack("state", arrays, like), may_alias=False)
 
     def _window(self, start: int) -> tuple[np.ndarray, Any]:
         """The participants of as many rounds as a window has, and their data."""

@@ -129,7 +129,7 @@ def _ground(
     """Where the clients' data and memories are in the run; and the data."""
     algorithm, n, d = program.algorithm, program.n, program.task.layout.size
     m, devices = algorithm.cohort(n), None if program.debug else all_devices()
-    able = m < n and len(algorithm.queried(jnp.arange(m), n)) == m and devices is None and not program.debug
+    able = m < n and _asked(algorithm, m, n) == m and devices is None and not program.debug
     if offload and not (able and isinstance(problem, Problem)):
         raise SettingError(
             "simulate: offload is for a Problem, on one device and without debug, some of whose clients take part and "
@@ -150,6 +150,11 @@ def _ground(
     else:
         ground = OnDevice(program, sizes.ready(sizes.arranged(rows, counts), m, algorithm.draws), seeds)
     return ground, (rows, counts)
+
+
+def _asked(algorithm: Algorithm, m: int, n: int) -> int:
+    """How many of n clients are asked in a round in which m take part."""
+    return len(jax.eval_shape(lambda: algorithm.queried(jnp.arange(m), n)))
 
 
 def _nbytes(tree: Any) -> int:
@@ -207,7 +212,8 @@ class Run:
             checkpoints.save(Path(self._checkpoint.directory), saved, jax.process_index(), jax.process_count())
 
     def ends(self) -> Ends:
-        return self.state.found.ends(self.state.server.replica, self.done)
+        found, last = jax.tree.map(np.asarray, (self.state.found, self.state.server.replica))
+        return found.ends(last, self.done)
 
 
 def _join(history: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
