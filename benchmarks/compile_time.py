@@ -1,6 +1,6 @@
 """What a first run takes, and how much of it is compilation: this checkout beside version 0.1.0.
 
-    python benchmarks/compile_time.py [--revision REVISION] [--turns 3]
+    python benchmarks/compile_time.py [--revision REVISION] [--quick]
 
 checks REVISION out beside this checkout (0.1.0 unless told), and runs the two commands of ``make demo`` and the fit of
 docs/tables.md with the code of each, taking turns, every run in a process of its own with an empty cache. ``wall`` and
@@ -43,17 +43,18 @@ COLUMNS = ("wall", "CPU", "compile", *STAGES, "programs", "traces")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--revision", default=FIRST_VERSION, help="what to compare with")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     given = parser.parse_args()
+    turns = 1 if given.quick else 3
     here = Path(__file__).parents[1]
     with tempfile.TemporaryDirectory() as folder:
         old = Path(folder) / "old"
         subprocess.run(["git", "-C", here, "worktree", "add", "--quiet", "--detach", old, given.revision], check=True)
         try:
-            taken = in_turns({given.revision: old, "now": here}, given.turns)
+            taken = in_turns({given.revision: old, "now": here}, turns)
         finally:
             subprocess.run(["git", "-C", here, "worktree", "remove", "--force", old], check=True)
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians of {given.turns} turns; seconds\n")
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians of {turns} turns; seconds\n")
     print(f"{'':24}" + "".join(f"{name:>10}" for name in COLUMNS))
     for command in COMMANDS:
         medians = {}

@@ -1,7 +1,7 @@
 """What a round costs as a run grows: in clients, participants, local steps, seeds and parameters.
 
     make bench
-    python benchmarks/scaling.py [--quick] [--picture docs/images/scaling.png]
+    python benchmarks/scaling.py [--quick] [--only clients] [--picture docs/images/scaling.png]
 
 One number grows at a time; the points of a line take turns, and a point is the median over turns of what many rounds
 take longer than few, so that no start and no compiling is in it. True values are measured at the end only. But for the
@@ -41,11 +41,14 @@ Run = Callable[[int], object]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="no largest points, fewer repetitions")
+    parser.add_argument("--only", choices=TITLES, help="this line alone")
     parser.add_argument("--picture", type=Path, help="draw it there")
     options = parser.parse_args()
     print(turns.machine())
     found = {}
     for name, (title, numbers) in TITLES.items():
+        if options.only not in (None, name):
+            continue
         found[title] = measure(name, numbers[: -1 if options.quick else None], 3 if options.quick else 5)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"\npeak {peak:.2f} GB, <= {MEMORY_TARGET:g} GB {'met' if peak <= MEMORY_TARGET else 'not met'}")

@@ -85,6 +85,13 @@ def test_memories_are_in_the_folder_and_a_resumed_run_is_the_same_to_the_bit(cli
     assert_same(straight, resumed)
 
 
+def test_a_run_goes_on_where_its_clients_were(clients, problem, params, tmp_path):
+    kept = {"checkpoint": fs.Checkpoint(tmp_path, every=5, resume=True), "rounds": 10}
+    run(clients, problem, params, EVERYTHING, offload=True, **kept)
+    with pytest.raises(fs.CheckpointError, match="made with offload=True, this run has offload=False"):
+        run(clients, problem, params, EVERYTHING, offload=False, **kept)
+
+
 def test_it_is_done_where_there_is_much(clients, problem, params, monkeypatch):
     used = []
     real = offload.Offloaded.advance

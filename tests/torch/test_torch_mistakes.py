@@ -238,6 +238,12 @@ def test_averaged_buffers_are_sent_whole():
         )
 
 
+@pytest.mark.parametrize("given", [{"offload": True}, {"debug": True}, {"block": 2}], ids=str)
+def test_what_only_the_compiled_engine_has_is_refused(given):
+    with pytest.raises(fs.SettingError, match=r"^simulate: offload, debug and block are for problems in JAX"):
+        fs.simulate(fs.FedSGM(0.1), torch_problem(), CLIENTS, rounds=1, progress=False, **given)
+
+
 def test_a_run_that_diverges_says_so():
     found = fs.simulate(fs.FedSGM(1e38, 3), torch_problem(), CLIENTS, rounds=3, progress=False)
     assert "diverged (not a finite number); take a smaller step size" in found.verdict()

@@ -19,10 +19,10 @@ from fedsgm.engines.rounds import (
     CAPACITY,
     CLIENTS,
     Compiled,
-    Draw,
     State,
     advance,
     ask_first,
+    drawn,
     first_memory,
     first_states,
     values_at,
@@ -119,15 +119,10 @@ def _values(program: Compiled, data: Any, w: jax.Array) -> dict[str, jax.Array]:
 
 def _room(program: Compiled, devices: int, seeds: np.ndarray) -> int:
     """The most participants that a device has in any round; all are known beforehand."""
-    single = replaced(program, devices=None)
-
-    @whole_program
-    def drawn(start: Any) -> jax.Array:
-        rounds = start + jnp.arange(CAPACITY)
-        return jax.vmap(lambda seed: jax.vmap(lambda t: Draw.of(single, seed, t).work.who)(rounds))(seeds)
-
-    most = 0
-    for start in range(0, int(program.rounds), CAPACITY):
-        owners = np.asarray(drawn(start)).reshape(-1, program.algorithm.cohort(program.n)) // program.share
+    single, most = replaced(program, devices=None), 0
+    for start in range(0, int(program.rounds), program.capacity):
+        owners = (
+            np.asarray(drawn(single, seeds, start)).reshape(-1, program.algorithm.cohort(program.n)) // program.share
+        )
         most = max(most, *(int((owners == device).sum(axis=1).max()) for device in range(devices)))
     return most

@@ -23,10 +23,10 @@ from fedsgm.engines import checkpoint as checkpoints
 from fedsgm.engines.rounds import (
     CAPACITY,
     Compiled,
-    Draw,
     State,
     Window,
     advance,
+    drawn,
     first_memory,
     first_states,
     told_first,
@@ -99,7 +99,7 @@ class Offloaded:
         return self._ahead[1:]
 
     def _bring(self, start: int) -> tuple[np.ndarray, Any]:
-        who = np.asarray(_drawn(self.program, self.seeds, start))
+        who = np.asarray(drawn(self.program, self.seeds, start))
         return who, self._store.rounds(who)
 
     def _evaluated(self, state: State, columns: dict[str, Any], stop: int) -> tuple[State, dict[str, np.ndarray]]:
@@ -196,13 +196,6 @@ class Memories:
         self.touched = arrays["memories/touched"].copy()
         for i, array in enumerate(self._arrays):
             array[self.touched] = arrays[f"memories/{i}"]
-
-
-@whole_program
-def _drawn(program: Compiled, seeds: jax.Array, start: int) -> jax.Array:
-    """Who takes part in the rounds of a window."""
-    rounds = start + jnp.arange(program.capacity)
-    return jax.vmap(lambda seed: jax.vmap(lambda t: Draw.of(program, seed, t).work.who)(rounds))(seeds)
 
 
 @whole_program

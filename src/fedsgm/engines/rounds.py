@@ -203,6 +203,13 @@ class Draw:
         return cls(program.slots(who, keys), everyone, keys.server)
 
 
+@whole_program
+def drawn(program: Compiled, seeds: jax.Array, start: int) -> jax.Array:
+    """Who takes part in as many rounds of every seed as a chunk can have."""
+    rounds = start + jnp.arange(program.capacity)
+    return jax.vmap(lambda seed: jax.vmap(lambda t: Draw.of(program, seed, t).work.who)(rounds))(seeds)
+
+
 def one_round(
     program: Compiled, data: Any, state: State, draw: Draw, t: jax.Array
 ) -> tuple[State, dict[str, jax.Array]]:

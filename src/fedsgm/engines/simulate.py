@@ -20,6 +20,7 @@ from fedsgm.base.errors import CheckpointError, SettingError
 from fedsgm.base.layout import Layout, starts_of
 from fedsgm.base.progress import Progress
 from fedsgm.base.structs import as_float32, check_count, replaced
+from fedsgm.core import wire
 from fedsgm.core.algorithm import Flat
 from fedsgm.core.problem import Problem
 from fedsgm.core.task import Algorithm, Task
@@ -77,6 +78,8 @@ def simulate(
     """
     seed_list = _check(rounds, seed, seeds, evaluate_every, block)
     if hasattr(problem, "simulate"):  # another framework's, with an engine of its own
+        if offload or debug or block:
+            raise SettingError("simulate: offload, debug and block are for problems in JAX; leave them out")
         told = {"rounds": rounds, "seeds": seed_list, "several": seeds is not None, "test": test, "progress": progress}
         return problem.simulate(algorithm, clients, params, checkpoint, evaluate_every=evaluate_every, **told)
     use_compilation_cache()
@@ -95,7 +98,8 @@ def simulate(
     run = Run(ground, w)
     if checkpoint is not None:
         kept = Checkpoint(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint
-        run.keep_in(kept, settings | {"data": checkpoints.digest(data), "start": checkpoints.digest(w)})
+        made_of = {"data": checkpoints.digest(data), "start": checkpoints.digest(w)}
+        run.keep_in(kept, settings | made_of | {"offload": isinstance(ground, Offloaded)})
     with Progress("FedSGM", rounds, show=progress) as bar, jax.disable_jit(debug), all_there():
         while run.done < rounds:
             run.advance()
@@ -140,7 +144,7 @@ def _ground(
         devices = None if isinstance(data, sizes.BySize) else devices
         return OnDevice(replaced(program, devices=devices), data, seeds), data
     rows, counts = problem.weighed(clients, params), clients.counts
-    large = _nbytes(rows) + len(seeds) * n * _nbytes(first_memory(program, d)) > _LARGE
+    large = wire.nbytes(rows) + len(seeds) * n * wire.nbytes(first_memory(program, d)) > _LARGE
     ground: OnDevice | Offloaded
     if able and (offload or (offload is None and large)):
         folder = Path(offload) if isinstance(offload, (str, Path)) else None
@@ -155,10 +159,6 @@ def _ground(
 def _asked(algorithm: Algorithm, m: int, n: int) -> int:
     """How many of n clients are asked in a round in which m take part."""
     return len(jax.eval_shape(lambda: algorithm.queried(jnp.arange(m), n)))
-
-
-def _nbytes(tree: Any) -> int:
-    return sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))
 
 
 class Run:
