@@ -32,8 +32,8 @@ def test_a_fold_adds_up_and_writes_memories_where_they_are(size):
     def fn(data, memory, i):
         return data["x"].sum(), memory + i
 
-    def add(messages):
-        return messages.sum(), messages
+    def add(total, messages):
+        return total + messages.sum(), messages
 
     total, said, after = jax.jit(lambda: blocks.fold(fn, add, jnp.float32(0), data, memory, who, who, size=size))()
     np.testing.assert_array_equal(said, data["x"].sum(axis=1))
@@ -53,15 +53,17 @@ def test_blocks_are_alike_where_they_can_be():
     assert lots(5, 9) == [(1, 5)]
 
 
-def test_large_vectors_are_worked_on_one_by_one_and_small_ones_at_once(monkeypatch):
+def test_members_with_much_of_their_own_are_worked_on_one_by_one_and_others_at_once(monkeypatch):
     few = np.zeros((20, 30))
     assert blocks.size_for(few, vector=31) == 20
-    assert blocks.size_for(few, vector=blocks._LARGE - 1) == 20
-    assert blocks.size_for(few, vector=blocks._LARGE) == 1
-    assert blocks.size_for(few, told=7, vector=10**6) == 7
+    assert blocks.size_for(few, vector=blocks._VECTOR - 1) == 20
+    assert blocks.size_for(few, vector=blocks._VECTOR) == 1
+    assert blocks.size_for(few, vector=10**4, matrices=blocks._MATRICES - 1) == 20
+    assert blocks.size_for(few, vector=10**4, matrices=blocks._MATRICES) == 1
+    assert blocks.size_for(few, told=7, vector=10**6, matrices=10**6) == 7
     assert blocks.size_for(few, told=70) == 20
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # room is what counts there
-    assert blocks.size_for(few, vector=10**6) == 20
+    assert blocks.size_for(few, vector=10**6, matrices=10**6) == 20
     assert blocks.size_for(few, vector=10**7) == 3
 
 

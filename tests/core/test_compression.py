@@ -436,3 +436,17 @@ def test_refuses(make, message):
     with pytest.raises(SettingError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("compressor", [TopK(0.3), RandK(0.3)], ids=lambda c: type(c).__name__)
+def test_what_is_added_in_place_has_the_bits_of_the_whole_vector(compressor, sign):
+    """x + v and x - v, entry by entry, with zeros of both signs, denormals and an infinity that becomes NaN."""
+    x = np.float32([0.0, -0.0, 1.5, -2.0, 1e-42, 3e38, np.inf, -7.0, 0.1, 0.3])
+    message = compressor.compress(jnp.asarray(x), jax.random.key(1))
+    whole = np.asarray(jnp.asarray(x) + sign * compressor.decompress(message, len(x)))
+    kept = np.asarray(message.indices)
+    added = np.asarray(compressor.added(jnp.asarray(x), message, sign))
+    np.testing.assert_array_equal(added[kept], whole[kept])
+    rest = np.setdiff1d(np.arange(len(x)), kept)
+    np.testing.assert_array_equal(added[rest].view(np.int32), x[rest].view(np.int32))

@@ -79,7 +79,7 @@ def vectors_of(program, length):
 @pytest.mark.parametrize(("uplink", "held"), [(fs.Identity(), False), (fs.TopK(0.1), True)])
 def test_a_large_model_has_no_array_of_a_vector_for_each_client(monkeypatch, uplink, held):
     """But for the memories of compression: of these there is one array, and none for the participants beside it."""
-    d, n, m = blocks._LARGE, 6, 4
+    d, n, m = blocks._VECTOR, 6, 4
     clients = fs.Clients.from_list([{"a": np.float32([j, j + 1])} for j in range(n)])
     problem = fs.Problem(lambda w, example: jnp.mean((w - example["a"]) ** 2))
     made, seen = device.advance.__wrapped__, []

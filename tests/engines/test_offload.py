@@ -103,8 +103,13 @@ def test_it_is_done_where_there_is_much(clients, problem, params, monkeypatch):
     for kept in (some | {"query": "all"}, everyone):
         run(clients, problem, params, kept)
     run(clients, problem, params, some, offload=False)
+    run(clients, problem, params, some | {"uplink": fs.TopK(0.5)})  # memories would have to be put back
     assert not used
     run(clients, problem, params, some)
+    assert used
+    used.clear()
+    monkeypatch.setattr(engine, "_SHARE", 0.0)
+    run(clients, problem, params, some | {"uplink": fs.TopK(0.5)})
     assert used
 
 

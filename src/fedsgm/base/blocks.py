@@ -12,18 +12,21 @@ import numpy as np
 from fedsgm.base import sizes
 from fedsgm.base.errors import ClientError
 
-# Numbers that a block has at most. A vector of each member's own that has _LARGE entries is worked on alone on a CPU:
-# products with one matrix for each member are slow there (benchmarks/large_models.py).
+# Numbers that a block has at most. On a CPU, a member with so many entries in a vector or in matrices of its own is
+# worked on alone: products with one matrix for each member are slow there (benchmarks/large_models.py).
 _AT_ONCE = 2**25
-_LARGE = 2**15
+_VECTOR, _MATRICES = 2**15, 2**12
 
 
-def size_for(stacked: Any, told: int | None = None, vector: int = 0) -> int:
-    """Members in a block, of what is stacked and of a vector of each; as ``told``, where that is."""
+def size_for(stacked: Any, told: int | None = None, vector: int = 0, matrices: int = 0) -> int:
+    """Members in a block; as ``told``, where that is.
+
+    It goes by what is stacked, and by what each works on: a vector of so many entries, so many of them in matrices.
+    """
     many = _many(stacked)
     if told is not None:
         return min(told, many)
-    if vector >= _LARGE and jax.default_backend() == "cpu":
+    if (vector >= _VECTOR or matrices >= _MATRICES) and jax.default_backend() == "cpu":
         return 1
     numbers = sum(a.size for a in jax.tree.leaves(stacked)) / many + vector
     return max(1, min(many, int(_AT_ONCE / max(numbers, 1))))
@@ -42,11 +45,12 @@ def in_blocks(fn: Callable[..., Any], told: int | None = None) -> Callable[..., 
 
 
 def fold(
-    fn: Callable[..., Any], add: Callable[[Any], Any], zero: Any, data: Any, memory: Any, who: Any, *own: Any, size: int
+    fn: Callable[..., Any], add: Callable[..., Any], zero: Any, data: Any, memory: Any, who: Any, *own: Any, size: int
 ) -> tuple[Any, Any, Any]:
-    """``messages, memory = fn(data, memory, *own)`` of the members ``who``; of a block ``total, said = add(messages)``.
+    """``messages, memory = fn(data, memory, *own)`` of the members ``who``, in blocks.
 
-    It gives the totals of all blocks, from ``zero`` on, what is said of all members, and everybody's memory.
+    Of a block ``total, said = add(total, messages)``. It gives the total of all blocks, from ``zero`` on, what is
+    said of all members, and everybody's memory.
     """
     total, answers = zero, []
     for bind, theirs, mine in sizes.parts(data, (who, *own)):
@@ -54,8 +58,8 @@ def fold(
         def one(carry: Any, block: Any, bind: Any = bind) -> Any:
             (total, memory), (theirs, (who, *own)) = carry, block
             messages, new = _of_block(bind(fn), *theirs, sizes.take(memory, who), *own)
-            more, said = add(messages)
-            return (jax.tree.map(jnp.add, total, more), sizes.put(memory, who, new)), said
+            total, said = add(total, messages)
+            return (total, sizes.put(memory, who, new)), said
 
         found = []
         for lot in _lots((theirs, mine), size):

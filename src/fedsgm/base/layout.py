@@ -50,6 +50,11 @@ class Layout:
         """d, the number of parameters."""
         return sum(math.prod(shape) for shape in self.shapes)
 
+    @property
+    def matrices(self) -> int:
+        """How many of the parameters are in arrays of two axes and more."""
+        return sum(math.prod(shape) for shape in self.shapes if len(shape) > 1)
+
     def flatten(self, params: Any) -> Any:
         """One flat float32 vector; NumPy in, NumPy out."""
         leaves = self.structure.flatten_up_to(params)

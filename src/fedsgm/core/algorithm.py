@@ -291,23 +291,26 @@ class FedSGM:
         own data as any other, and its message counts more.
         """
         share = task.task.share(direction, kept)
+        start = task.layout.unflatten(w)
 
-        def step(tau: jax.Array, total: jax.Array) -> jax.Array:
-            at = w - self.eta * total / share
-            return total + task.direction(at, direction, data, kept, jax.random.fold_in(key, 2 + tau), self.batch_size)
+        def step(tau: jax.Array, total: Any) -> Any:
+            at = jax.tree.map(lambda w, total: w - self.eta * total / share, start, total)
+            drawn = jax.random.fold_in(key, 2 + tau)
+            more = task.task.direction(at, direction, data, kept, drawn, batch_size=self.batch_size)
+            return jax.tree.map(jnp.add, total, more)
 
-        total = jax.lax.fori_loop(0, self.local_steps, step, jnp.zeros_like(w))
-        return feedback.send(self.uplink, memory, total, jax.random.fold_in(key, 1))
+        total = jax.lax.fori_loop(0, self.local_steps, step, jax.tree.map(jnp.zeros_like, start))
+        return feedback.send(self.uplink, memory, task.layout.flatten(total), jax.random.fold_in(key, 1))
 
-    def summed(self, messages: Message, d: int) -> Summed:
-        """Server: what :meth:`aggregate` needs of some messages; that of others can be added to it."""
-        return feedback.summed(self.uplink, messages, d)
+    def summed(self, total: Summed, messages: Message) -> Summed:
+        """Server: what :meth:`aggregate` needs of messages, once these are added to others' total."""
+        return total.after(self.uplink, messages)
 
     def aggregate(
         self, task: Flat, server: Server, messages: Message | Summed, key: jax.Array
     ) -> tuple[Server, Message]:
         """Server: one projected step along the mean message, and what is sent to all (lines 29-34, 38)."""
-        sums = messages if isinstance(messages, Summed) else self.summed(messages, server.replica.shape[-1])
+        sums = messages if isinstance(messages, Summed) else self.summed(Summed.nothing(len(server.replica)), messages)
         moved, optimizer = self._step(server, sums.total / sums.count)
         model = task.project(self.project, moved)
         broadcast = feedback.broadcast(self.downlink, server.replica, model, jax.random.fold_in(key, 1))

@@ -97,6 +97,10 @@ class _Sparsifier:
     def decompress(self, message: Sparse, d: int) -> jax.Array:
         return jnp.zeros(d, message.values.dtype).at[message.indices].set(message.values, unique_indices=True)
 
+    def added(self, x: jax.Array, message: Sparse, sign: int = 1) -> jax.Array:
+        """``x + sign * decompress(message)``, at the cost of the entries that the message has."""
+        return x.at[message.indices].add(sign * message.values, unique_indices=True)
+
     def contraction(self, d: int) -> float:
         return self.kept(d) / d
 

@@ -124,7 +124,7 @@ def send(uplink: Uplink, memory: Memory, update: jax.Array, key: jax.Array) -> t
         return compressor.compress(update, key), Memory(None, tuple(states))
     target = memory.error + update
     message = compressor.compress(target, key)
-    left = target - compressor.decompress(message, target.shape[-1])
+    left = _added(compressor, target, message, sign=-1)
     return message, Memory(left, tuple(states))
 
 
@@ -153,11 +153,26 @@ class Summed:
     total: jax.Array
     count: Any
 
+    @classmethod
+    def nothing(cls, d: int) -> Summed:
+        return cls(jnp.zeros(d), jnp.float32(0))
 
-def summed(link: Uplink, messages: Message, d: int) -> Summed:
-    """Of messages that are stacked."""
-    vectors = jax.vmap(lambda message: received(link, message, d))(messages)
-    return Summed(jnp.sum(vectors, axis=0), jnp.float32(len(vectors)))
+    def after(self, link: Uplink, messages: Message) -> Summed:
+        """With these messages, which are stacked."""
+        many = len(jax.tree.leaves(messages)[0])
+        if many == 1:
+            total = _added(compressor_of(link), self.total, jax.tree.map(lambda a: a[0], messages))
+        else:
+            vectors = jax.vmap(lambda message: received(link, message, len(self.total)))(messages)
+            total = self.total + jnp.sum(vectors, axis=0)
+        return Summed(total, self.count + many)
+
+
+def _added(compressor: Compressor, x: jax.Array, message: Message, sign: int = 1) -> jax.Array:
+    """The vector, with that of a message added to it or taken from it."""
+    if hasattr(compressor, "added"):
+        return compressor.added(x, message, sign)
+    return x + sign * compressor.decompress(message, x.shape[-1])
 
 
 def broadcast(compressor: Compressor, replica: jax.Array, model: jax.Array, key: jax.Array) -> Message:

@@ -126,5 +126,5 @@ class Algorithm(Protocol):
     ) -> tuple[Message, Any]: ...
 
     def aggregate(self, task: Flat, server: Any, messages: Message, key: jax.Array) -> tuple[Any, Message]:
-        """Messages are stacked; or, if there is a ``summed(messages, d)`` too, what that gives of them, added up."""
+        """Messages are stacked; or, if there is a ``summed(total, messages)`` too, what that made of all of them."""
         ...

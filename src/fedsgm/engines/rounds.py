@@ -255,17 +255,17 @@ def _updates(
     program: Compiled, local_update: Callable[..., Any], work: Slots, t: jax.Array, data: Any, memory: Any, kept: Any
 ) -> tuple[Any, jax.Array, Any]:
     """The participants' messages, or their sum where these are too large to be held, their bytes, all memories."""
-    d, summed = program.task.layout.size, getattr(program.algorithm, "summed", None)
-    size = blocks.size_for((kept, work.keys), program.block, d)
+    layout, summed = program.task.layout, getattr(program.algorithm, "summed", None)
+    size = blocks.size_for((kept, work.keys), program.block, layout.size, layout.matrices)
     if program.debug or program.devices is not None or summed is None or size == len(work.who):
         messages, new = program.each(local_update, work, t, data, work.take(memory), kept, work.keys)
         messages = work.joined(messages)
         return messages, jax.vmap(wire.size)(messages), work.put(memory, new)
 
-    def add(messages: Any) -> tuple[Any, jax.Array]:
-        return summed(messages, d), jax.vmap(wire.size)(messages)
+    def add(total: Summed, messages: Any) -> tuple[Summed, jax.Array]:
+        return summed(total, messages), jax.vmap(wire.size)(messages)
 
-    none, rows = Summed(jnp.zeros(d), jnp.float32(0)), work.rows
+    none, rows = Summed.nothing(layout.size), work.rows
     rows = jnp.arange(len(work.who)) if rows is None else rows
     return blocks.fold(local_update, add, none, data, memory, rows, kept, work.keys, size=size)
 

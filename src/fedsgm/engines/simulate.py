@@ -6,6 +6,8 @@ chunk and every point of resuming, and all of them give the same bits.
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,8 @@ from fedsgm.engines.recording import Ends
 from fedsgm.engines.rounds import Compiled, first_memory
 from fedsgm.results.result import Result
 
-_LARGE = 2**24  # bytes of clients' data and memories, from which they are kept off the device where that can be
+_LARGE = 2**24  # bytes of clients' data, from which they are kept off the device where there is nothing to bring back
+_SHARE = 0.25  # of a device's memory, that clients may take
 _HISTORY = "history/"  # before the names of columns in a checkpoint
 _CHUNK_SECONDS = 0.25  # how long a chunk should take: the bar moves, dispatch costs nothing
 
@@ -144,7 +147,7 @@ def _ground(
         devices = None if isinstance(data, sizes.BySize) else devices
         return OnDevice(replaced(program, devices=devices), data, seeds), data
     rows, counts = problem.weighed(clients, params), clients.counts
-    large = wire.nbytes(rows) + len(seeds) * n * wire.nbytes(first_memory(program, d)) > _LARGE
+    large = _large(wire.nbytes(rows), len(seeds) * n * wire.nbytes(first_memory(program, d)))
     ground: OnDevice | Offloaded
     if able and (offload or (offload is None and large)):
         folder = Path(offload) if isinstance(offload, (str, Path)) else None
@@ -154,6 +157,22 @@ def _ground(
     else:
         ground = OnDevice(program, sizes.ready(sizes.arranged(rows, counts), m, algorithm.draws), seeds)
     return ground, (rows, counts)
+
+
+def _large(data: int, memories: int) -> bool:
+    """Whether clients of so many bytes are kept off the device.
+
+    On a CPU, to bring data in beside the rounds is no slower than to gather them in the rounds, and takes the same time
+    however many they are. Memories have to be put back as well: a round takes up to half as long again.
+    """
+    told = jax.local_devices()[0].memory_stats()  # None of a CPU
+    room = told["bytes_limit"] if told else _memory()
+    return data + memories > _SHARE * room or (told is None and not memories and data > _LARGE)
+
+
+def _memory() -> float:
+    """Bytes of this machine, where it tells."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
 
 
 def _asked(algorithm: Algorithm, m: int, n: int) -> int:
