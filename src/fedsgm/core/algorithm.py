@@ -209,13 +209,14 @@ class FedSGM:
     def draws(self) -> bool:
         return self.batch_size is not None
 
-    def init(self, task: Flat, w: Any, clients: int, statistics: Any = None) -> Server:
+    def init(self, task: Flat, w: Any, clients: int, statistics: Callable[[], Any] | None = None) -> Server:
         """x_0 = w_0; no server model of its own where the downlink is not compressed, or nothing is made up for."""
         check_rule(self.rule, tuple(task.task.bounds))
         model = w if self.memory and not isinstance(self.downlink, Identity) else None
         optimizer = None if self.server is None else self.server.init(w)
-        remembers = self.query == "memory" and statistics is not None
-        remembered = Remembered.nothing(statistics, clients) if remembers else None
+        remembered = None
+        if self.query == "memory" and statistics is not None:
+            remembered = Remembered.nothing(statistics(), clients)
         return Server(w, model, self.rule.init(self._weighed(task.task)), optimizer, remembered)
 
     def init_memory(self, d: int) -> Memory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -101,8 +102,8 @@ class Algorithm(Protocol):
 
     def remember(self, server: Any, statistics: Any, who: jax.Array, clients: int) -> Any: ...
 
-    def init(self, task: Flat, w: Any, clients: int, statistics: Any = None) -> Any:
-        """The server's state; ``statistics`` are the shapes of a client's, where they are known beforehand."""
+    def init(self, task: Flat, w: Any, clients: int, statistics: Callable[[], Any] | None = None) -> Any:
+        """The server's state; ``statistics`` gives the shapes of a client's, where they can be known beforehand."""
         ...
 
     def init_memory(self, d: int) -> Any: ...

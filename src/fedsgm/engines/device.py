@@ -61,8 +61,8 @@ class OnDevice:
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, dict[str, np.ndarray]]:
         """Rounds ``start`` to ``stop``, and their columns."""
-        state, buffers = advance(self.program, self.data, state, self.seeds, start, stop)
-        return state, {name: np.asarray(buffer)[:, : stop - start] for name, buffer in buffers.items()}
+        state, columns = advance(self.program, self.data, state, self.seeds, start, stop)
+        return state, columns.split(stop - start)
 
     def values(self, vectors: np.ndarray) -> dict[str, Any]:
         """The true values of [kind, seed] parameter vectors."""

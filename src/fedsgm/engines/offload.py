@@ -71,12 +71,11 @@ class Offloaded:
         who, theirs = self._window(start)
         own, rows, memory = self._memories.of(who[:, : stop - start], self.capacity)
         state = replaced(state, memory=memory)
-        state, buffers = advance(self.program, Window(who, theirs, rows), state, self.seeds, start, stop)
+        state, columns = advance(self.program, Window(who, theirs, rows), state, self.seeds, start, stop)
         if stop < int(self.program.rounds):
             self._ahead = (stop, *self._bring(stop))
         self._memories.put(own, state.memory)
-        columns = {name: np.asarray(buffer)[:, : stop - start] for name, buffer in buffers.items()}
-        return self._evaluated(replaced(state, memory=None), columns, stop)
+        return self._evaluated(replaced(state, memory=None), columns.split(stop - start), stop)
 
     def values(self, vectors: np.ndarray) -> dict[str, Any]:
         """The true values of [kind, seed] parameter vectors."""

@@ -22,7 +22,7 @@ from fedsgm.base.describe import describe
 from fedsgm.base.errors import SettingError
 from fedsgm.base.layout import Layout
 from fedsgm.base.sizes import over
-from fedsgm.base.structs import as_float32, replaced, struct
+from fedsgm.base.structs import as_float32, replaced, static, struct
 from fedsgm.core import wire
 from fedsgm.core.algorithm import Flat
 from fedsgm.core.problem import Problem
@@ -158,6 +158,44 @@ class Found:
             np.stack([last, self.averages, self.best.w, answer.w]),
             np.stack([np.full_like(made, rounds), np.zeros_like(made), made, answer.round]),
         )
+
+
+@struct
+class Columns:
+    """What rounds record: of each type one array, a row a round, since many small ones would cost more than the work.
+
+    ``names`` says of each column where it stands: its name, its type and its shape, in the order of a row.
+    """
+
+    rows: Any
+    names: tuple[tuple[str, str, tuple[int, ...]], ...] = static()
+
+    @classmethod
+    def empty(cls, like: Mapping[str, Any], rounds: int) -> Columns:
+        names = tuple((name, str(a.dtype), tuple(a.shape)) for name, a in like.items())
+        widths: dict[str, int] = {}
+        for _, dtype, shape in names:
+            widths[dtype] = widths.get(dtype, 0) + math.prod(shape)
+        return cls({dtype: jnp.zeros((rounds, width), dtype) for dtype, width in widths.items()}, names)
+
+    def recorded(self, round: jax.Array, info: Mapping[str, jax.Array]) -> Columns:
+        """With this round's."""
+        of = {dtype: [jnp.ravel(info[name]) for name, own, _ in self.names if own == dtype] for dtype in self.rows}
+        rows = {
+            dtype: jax.lax.dynamic_update_index_in_dim(rows, jnp.concatenate(of[dtype]), round, 0)
+            for dtype, rows in self.rows.items()
+        }
+        return replaced(self, rows=rows)
+
+    def split(self, rounds: int) -> dict[str, np.ndarray]:
+        """[seed, round, ...] by name, of so many rounds."""
+        rows = {dtype: np.asarray(a)[:, :rounds] for dtype, a in self.rows.items()}
+        found, start = {}, dict.fromkeys(rows, 0)
+        for name, dtype, shape in self.names:
+            stop = start[dtype] + math.prod(shape)
+            found[name] = rows[dtype][..., start[dtype] : stop].reshape(*rows[dtype].shape[:2], *shape)
+            start[dtype] = stop
+        return found
 
 
 def decided(algorithm: Algorithm, server: Any, direction: Direction, measured: Measured) -> dict[str, jax.Array]:

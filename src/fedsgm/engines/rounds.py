@@ -24,7 +24,7 @@ from fedsgm.core.algorithm import Flat, RoundKeys
 from fedsgm.core.feedback import Summed
 from fedsgm.core.task import Algorithm
 from fedsgm.engines import recording
-from fedsgm.engines.recording import Found
+from fedsgm.engines.recording import Columns, Found
 
 CAPACITY = 128  # rounds that one call of the compiled program can record, at most
 CLIENTS = "clients"  # the axis over devices
@@ -152,7 +152,7 @@ class Window:
 @functools.partial(whole_program, donate=(2,))
 def advance(
     program: Compiled, data: Any, states: State, seeds: jax.Array, start: int, stop: int
-) -> tuple[State, dict[str, jax.Array]]:
+) -> tuple[State, Columns]:
     """Rounds ``start`` to ``stop`` of every seed."""
     windows = data if isinstance(data, Window) else None
 
@@ -162,13 +162,13 @@ def advance(
         draws = jax.vmap(lambda t, window: Draw.of(program, seed, t, window))(rounds, window)
         a_round, first = jax.jit(one_round), jax.tree.map(lambda a: a[0], draws)  # traced once, for shapes and the loop
         info = jax.eval_shape(a_round, replaced(program, debug=False), data, state, first, start)[1]
-        buffers = jax.tree.map(lambda a: jnp.zeros((program.capacity, *a.shape), a.dtype), info)
 
-        def body(t: jax.Array, carry: tuple[State, Any]) -> tuple[State, Any]:
-            state, info = a_round(program, data, carry[0], jax.tree.map(lambda a: a[t - start], draws), t)
-            return state, jax.tree.map(lambda buffer, a: buffer.at[t - start].set(a), carry[1], info)
+        def body(t: jax.Array, carry: tuple[State, Columns]) -> tuple[State, Columns]:
+            draw = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, t - start, keepdims=False), draws)
+            state, info = a_round(program, data, carry[0], draw, t)
+            return state, carry[1].recorded(t - start, info)
 
-        return jax.lax.fori_loop(start, stop, body, (state, buffers))
+        return jax.lax.fori_loop(start, stop, body, (state, Columns.empty(info, program.capacity)))
 
     def every_seed(data: Any, states: State, seeds: jax.Array) -> Any:
         data, states = jax.tree.map(jnp.asarray, (data, states))
@@ -302,12 +302,17 @@ def values_at(
 
 def first_states(program: Compiled, w: np.ndarray, data: Any) -> State:
     """Every seed's state before the first round, for clients whose data have the shapes of this one's; no memories."""
-    measure = functools.partial(program.algorithm.measure, program.task)
-    statistics, _ = jax.eval_shape(measure, w[0], data, jax.eval_shape(jax.random.key, 0))
-    states = [
-        as_float32(State(program.algorithm.init(program.task, start, program.n, statistics), None, Found.start(start)))
-        for start in w
-    ]
+
+    def statistics() -> Any:
+        measure = functools.partial(program.algorithm.measure, program.task)
+        return jax.eval_shape(measure, w[0], data, jax.eval_shape(jax.random.key, 0))[0]
+
+    def first(start: np.ndarray) -> State:
+        server = program.algorithm.init(program.task, start, program.n, statistics)
+        return as_float32(State(server, None, Found.start(start)))
+
+    alike = (w == w[0]).all()  # as they are unless each seed has its own start
+    states = [first(w[0])] * len(w) if alike else [first(start) for start in w]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *states)
 
 

@@ -71,18 +71,18 @@ class Run:
         self.evaluate_every, self.min_participants = evaluate_every, min_participants
         self.panel = Panel(transport, seed, timeout, time.time_ns())
         self.model = Followed(program, program.start)
+        self._form = b""  # of a client's statistics, as soon as it is known
         self.server = self._begin()
         self.found = Found.start(program.start)
         self.usual = 0.0  # length of messages: the largest median of a round
         self.history = Journal(rounds)
-        self._form = b""  # of a client's statistics, as soon as it is known
         self._forms = Forms(program)
         self._folder: Path | None = None
         self._settings: dict[str, Any] = {}
 
-    def _begin(self, statistics: Any = None) -> Any:
+    def _begin(self) -> Any:
         """The server's state before the first round."""
-        program = self.program
+        program, statistics = self.program, (lambda: unpack(self._form)) if self._form else None
         return as_float32(program.algorithm.init(program.task, program.start, len(self.accounts), statistics))
 
     @property
@@ -331,7 +331,7 @@ class Run:
         arrays = saved.arrays
         recent = [arrays[name].tobytes() for name in sorted(arrays) if name.startswith("recent/")]
         self._form = arrays["form"].tobytes()
-        self.server = checkpoints.unpack("server", arrays, self._begin(unpack(self._form) if self._form else None))
+        self.server = checkpoints.unpack("server", arrays, self._begin())
         self.found = checkpoints.unpack("found", arrays, self.found)
         self.model = Followed(self.program, self.server.replica, saved.round, recent)
         self.usual = float(arrays["usual"])

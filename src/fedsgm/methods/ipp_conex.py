@@ -106,7 +106,7 @@ class IPPConEx:
     def remember(self, server: Told, statistics: Any, who: jax.Array, clients: int) -> Told:
         return server
 
-    def init(self, task: Flat, w: Any, clients: int, statistics: Any = None) -> Told:
+    def init(self, task: Flat, w: Any, clients: int, statistics: Callable[[], Any] | None = None) -> Told:
         return Told(w, np.float32(0))
 
     def init_memory(self, d: int) -> Inner:

@@ -1,10 +1,11 @@
-"""``simulate`` for torch problems: a loop over rounds, and in a round over clients, one after another.
+"""``simulate`` for torch problems: a loop over rounds, and in a round the clients side by side or one after another.
 
 The participants, the batches and what compressors draw are those of the compiled engine, and what is recorded is too.
 """
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fedsgm.results.result import Result
 from fedsgm.torch import rounds as jax_part
 from fedsgm.torch.examples import Tensors, Weighed
 from fedsgm.torch.preparing import prepare
+from fedsgm.torch.together import Together
 from fedsgm.torch.worker import Worker
 
 _HISTORY = "history/"  # before the names of columns in a checkpoint
@@ -111,6 +113,8 @@ class Run:
         self.sizes = tuple(np.stack([each.sizes for each in data]).T)
         self.every = range(len(problem.stated.quantities))
         self.linear = jax_part.is_linear(problem.stated)
+        drawn = algorithm.batch_size is not None
+        self.together = Together.of(worker, data, w[0], drawn) if self.linear else None
         self.history: list[dict[str, np.ndarray]] = []
         self.done = 0
         self._checkpoint: Checkpoint | None = None
@@ -125,7 +129,7 @@ class Run:
     def _start(self, w: np.ndarray, kept: dict[str, np.ndarray], told: Any) -> State:
         """Before the first round."""
         n = len(self.data)
-        server, memory = self.algorithm.init(self.task, w, n, told), self.algorithm.init_memory(len(w))
+        server, memory = self.algorithm.init(self.task, w, n, lambda: told), self.algorithm.init_memory(len(w))
         memory = jax.tree.map(lambda a: np.repeat(np.asarray(a)[None], n, axis=0), memory)
         buffers = {name: np.repeat(array[None], n, axis=0) for name, array in kept.items()}
         return State(_host(as_float32(server)), memory, buffers, as_float32(Found.start(w)))
@@ -208,6 +212,10 @@ class Run:
         _, steps, seeds = drawn
         slopes, shares, kept = _host((decided.slopes, decided.shares, decided.kept))
         step_size = float(decided.step_size)
+        if self.together is not None:
+            told = self.algorithm.local_steps if steps is None else steps
+            with contextlib.suppress(Exception):  # one by one, then, which names the client if it fails as well
+                return self.together.walk(state.server.replica, who, slopes, told, step_size, shares)
         totals = np.empty((len(who), self.worker.layout.size), np.float32)
         for k, client in enumerate(who):
             own = jax.tree.map(lambda a, k=k: a[k], slopes if self.linear else kept)

@@ -38,18 +38,24 @@ class Worker:
         self._gradient = torch.zeros_like(self._w)
         tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
         self._moves = torch.ones(layout.size, dtype=torch.bool, device=self.device)  # parameters: not averaged buffers
-        places = layout.unflatten(np.arange(layout.size))
-        for name, place in places.items():
-            at = slice(int(place.min()), int(place.max()) + 1)
-            tensors[name].data = self._w[at].view(place.shape)
+        self.places: dict[str, tuple[slice, tuple[int, ...]]] = {}
+        for name, place in layout.unflatten(np.arange(layout.size)).items():
+            at, shape = slice(int(place.min()), int(place.max()) + 1), place.shape
+            self.places[name] = at, shape
+            tensors[name].data = self._w[at].view(shape)
             if isinstance(tensors[name], torch.nn.Parameter):
-                tensors[name].grad = self._gradient[at].view(place.shape)
+                tensors[name].grad = self._gradient[at].view(shape)
             else:
                 self._moves[at] = False
         self._averages = bool((~self._moves).any())
         self._kept = problem.kept
-        self._beside = {name: tensor for name, tensor in self.module.named_buffers() if name not in places}
+        self._beside = {name: tensor for name, tensor in self.module.named_buffers() if name not in self.places}
         self._given = {name: tensor.clone() for name, tensor in self._beside.items()}
+
+    @property
+    def plain(self) -> bool:
+        """Whether a step is of parameters alone, in full precision: no buffer changes with it."""
+        return not (self._averages or self._kept or self._autocast)
 
     @contextlib.contextmanager
     def trying(self, w: np.ndarray) -> Iterator[None]:
@@ -73,7 +79,7 @@ class Worker:
         with self._at(w, buffers, seed), torch.no_grad():
             self.module.eval()
             for part in chunks(data.rows) if index is None else [self._tensor(index)]:
-                outputs = self._called(data.rows.batch(part), self._sharing(which))
+                outputs = self._called(data.rows.batch(part), self.sharing(which))
                 found, form = jax.tree.flatten(self._summed(data, part, outputs, which))
                 total = [a + b for a, b in zip(total, found, strict=True)] if total else found
             return arrays(jax.tree.unflatten(form, total))
@@ -105,7 +111,7 @@ class Worker:
                 self._gradient.zero_()
                 if callable(slopes):
                     own: Any = slice(0, data.rows.count) if isinstance(index, int) else index[tau]
-                    outputs = self._called(batch, self._sharing(every))
+                    outputs = self._called(batch, self.sharing(every))
                     sums = arrays(self._summed(data, own, outputs, every))
                     self._pull(outputs, self._followed(data, slopes(sums), own), None)
                 elif followed:
@@ -116,7 +122,7 @@ class Worker:
             kept = {name: self._beside[name].cpu().numpy().copy() for name in self._kept}
             return total.cpu().numpy(), kept
 
-    def _sharing(self, which: Sequence[int]) -> dict[Any, list[int]]:
+    def sharing(self, which: Sequence[int]) -> dict[Any, list[int]]:
         """The functions of these quantities, and the quantities of each."""
         found: dict[Any, list[int]] = {}
         for i in which:
@@ -131,7 +137,7 @@ class Worker:
         """
         which = [i for i in range(len(slopes)) if any(np.any(slope) for slope in jax.tree.leaves(slopes[i]))]
         found = {}
-        for function, sharing in self._sharing(which).items():
+        for function, sharing in self.sharing(which).items():
             each = zip(*(jax.tree.leaves(slopes[i]) for i in sharing), strict=True)
             weights = data.weights[sharing].T
             along = [torch.tensordot(weights, self._tensor(np.stack(own)), 1) for own in each]
@@ -160,7 +166,7 @@ class Worker:
         """The weighted sum of each quantity."""
         found: dict[int, Any] = {}
         weights = data.weights[:, index] * self._times(data, index)
-        for function, sharing in self._sharing(which).items():
+        for function, sharing in self.sharing(which).items():
             own = weights[sharing]
             totals = jax.tree.map(lambda a, own=own: torch.tensordot(own, a.detach().float(), 1), outputs[function])
             found |= {i: jax.tree.map(lambda a, k=k: a[k], totals) for k, i in enumerate(sharing)}
