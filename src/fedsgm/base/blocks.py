@@ -11,11 +11,12 @@ import numpy as np
 
 from fedsgm.base import sizes
 from fedsgm.base.errors import ClientError
+from fedsgm.base.layout import LARGE
 
 # Numbers that a block has at most. On a CPU, a member with so many entries in a vector or in matrices of its own is
 # worked on alone: products with one matrix for each member are slow there (benchmarks/large_models.py).
 _AT_ONCE = 2**25
-_VECTOR, _MATRICES = 2**15, 2**12
+_VECTOR, _MATRICES = 2**15, LARGE
 
 
 def size_for(stacked: Any, told: int | None = None, vector: int = 0, matrices: int = 0) -> int:

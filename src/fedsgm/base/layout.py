@@ -12,6 +12,8 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 
+LARGE = 2**12  # entries in arrays of two axes and more: work on these, and not on the vector, is what takes the time
+
 
 def start_of(params: Any, seed: int) -> Any:
     """Where the run of this seed starts: from ``params``, or from what they make of the seed if they are a function."""
@@ -69,6 +71,16 @@ class Layout:
             leaves.append(vector[..., start : start + size].reshape((*vector.shape[:-1], *shape)))
             start += size
         return jax.tree.unflatten(self.structure, leaves)
+
+    def split(self, params: Any) -> list[Any]:
+        """What steps are taken on: every array of a large model, whose vector would be slow to put together in each of
+        them, or else the vector, since many small arrays would be slow.
+        """
+        return self.structure.flatten_up_to(params) if self.matrices >= LARGE else [self.flatten(params)]
+
+    def joined(self, parts: list[Any]) -> Any:
+        """The pytree again."""
+        return jax.tree.unflatten(self.structure, parts) if self.matrices >= LARGE else self.unflatten(parts[0])
 
     def rows(self, params: Any) -> np.ndarray:
         """[k, d] in float64, of parameters with a leading axis of k, or of one without."""

@@ -214,9 +214,8 @@ class FedSGM:
         check_rule(self.rule, tuple(task.task.bounds))
         model = w if self.memory and not isinstance(self.downlink, Identity) else None
         optimizer = None if self.server is None else self.server.init(w)
-        remembered = None
-        if self.query == "memory" and statistics is not None:
-            remembered = Remembered.nothing(statistics(), clients)
+        known = statistics() if self.query == "memory" and statistics is not None else None
+        remembered = None if known is None else Remembered.nothing(known, clients)
         return Server(w, model, self.rule.init(self._weighed(task.task)), optimizer, remembered)
 
     def init_memory(self, d: int) -> Memory:
@@ -291,17 +290,18 @@ class FedSGM:
         Where clients count by their rows, a large one's directions are longer, its local steps are not: it walks its
         own data as any other, and its message counts more.
         """
-        share = task.task.share(direction, kept)
-        start = task.layout.unflatten(w)
+        share, layout = task.task.share(direction, kept), task.layout
+        start = layout.split(layout.unflatten(w))
 
         def step(tau: jax.Array, total: Any) -> Any:
-            at = jax.tree.map(lambda w, total: w - self.eta * total / share, start, total)
+            at = layout.joined(jax.tree.map(lambda w, total: w - self.eta * total / share, start, total))
             drawn = jax.random.fold_in(key, 2 + tau)
             more = task.task.direction(at, direction, data, kept, drawn, batch_size=self.batch_size)
-            return jax.tree.map(jnp.add, total, more)
+            return jax.tree.map(jnp.add, total, layout.split(more))
 
         total = jax.lax.fori_loop(0, self.local_steps, step, jax.tree.map(jnp.zeros_like, start))
-        return feedback.send(self.uplink, memory, task.layout.flatten(total), jax.random.fold_in(key, 1))
+        update = layout.flatten(layout.joined(total))
+        return feedback.send(self.uplink, memory, update, jax.random.fold_in(key, 1))
 
     def summed(self, total: Summed, messages: Message) -> Summed:
         """Server: what :meth:`aggregate` needs of messages, once these are added to others' total."""
