@@ -388,3 +388,19 @@ def test_show_prints_each_clients_account(tmp_path, caplog):
     (line,) = [line for line in shown.output.splitlines() if line.startswith("client-3")]
     assert line.split()[1:3] == [str(account["answered"]), str(left_out)]
     assert line.endswith(f"RuntimeError: the user's code fails ({left_out})")
+
+
+def test_nobody_is_asked_again_for_what_it_has_told(tmp_path):
+    """Two rounds are two exchanges each, and one at the end; true values ride on the first of the next round."""
+    for every, kinds in ((0, [1, 8, 1, 8, 2]), (1, [1, 8, 3, 8, 2])):
+        asked = []
+
+        class Listening(InProcess):
+            def exchange(self, requests, seconds, asked=asked):
+                asked += {int(Request.decode(request).kind) for request in requests.values()}
+                return super().exchange(requests, seconds)
+
+        algorithm = dataclasses.replace(ALGORITHM, participants=None)
+        transport = Listening.of(Program.of(algorithm, PROBLEM, PARAMS), CLIENTS, tmp_path / str(every))
+        fs.federate(algorithm, PROBLEM, transport, PARAMS, rounds=2, evaluate_every=every, progress=False)
+        assert asked == kinds

@@ -83,8 +83,8 @@ class Beside:
         evaluate, inspect = self.missing[Kind.EVALUATE], self.missing[Kind.INSPECT]
         self.evaluations |= {client: reports[client].evaluations for client in evaluate & reports.keys()}
         self.inspected |= {client: reports[client].inspected for client in inspect & reports.keys()}
-        evaluate -= reports.keys()
-        inspect -= reports.keys()
+        evaluate.difference_update(reports)  # -= would make new sets of keys
+        inspect.difference_update(reports)
 
     def mean(self) -> dict[str, np.float32]:
         """Over those who saw the last step."""
