@@ -113,7 +113,7 @@ class Cost:
 
 def used(mark: str) -> float:
     """CPU seconds that a federation's processes have taken."""
-    from fedsgm.federation.flare.guard import marked
+    from fedsgm.federation.guard import marked
 
     times = [process.cpu_times() for process in marked(mark)]
     return sum(taken.user + taken.system for taken in times)

@@ -19,6 +19,7 @@ from fedsgm.base.describe import describe
 from fedsgm.cli import rehearsal, saving
 from fedsgm.cli.flags import RunFlags
 from fedsgm.cli.setups import SETUPS
+from fedsgm.federation import sites
 from fedsgm.federation.experiment import find
 from fedsgm.federation.flare import kits, local, submit
 from fedsgm.federation.flare.submit import Admin, Job
@@ -367,7 +368,7 @@ def test_a_problem_needs_no_data(task, monkeypatch):
 
 def test_the_processes_of_a_federation_may_name_its_modules_and_the_user_s(tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr(local.subprocess, "Popen", lambda *_, env, **__: started.append(env["FEDSGM_MODULES"]))
+    monkeypatch.setattr(sites.subprocess, "Popen", lambda *_, env, **__: started.append(env["FEDSGM_MODULES"]))
     for listed in (None, "mine.own,other"):
         if listed:
             monkeypatch.setenv("FEDSGM_MODULES", listed)

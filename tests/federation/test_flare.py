@@ -19,16 +19,14 @@ import pytest
 import fedsgm as fs
 from fedsgm.base.errors import ClientError
 from fedsgm.base.lock import alone
-from fedsgm.federation import Program
 from fedsgm.federation.flare import kits
-from fedsgm.federation.flare.guard import marked
 from fedsgm.federation.flare.local import LocalFederation
-from fedsgm.federation.inprocess import InProcess
-from fedsgm.federation.protocol import Kind, Request
+from fedsgm.federation.guard import marked
 from fedsgm.federation.resident import Resident, Setup
 from fedsgm.results.result import KINDS
 from fedsgm.tasks import neyman_pearson
 from support import faulty
+from support.absences import again
 from support.commands import Run, call
 from support.sites import assert_same_model, headlines, people, write
 
@@ -261,28 +259,6 @@ def test_faults_of_a_federation_and_who_is_refused(tmp_path):
     for name in ("objective", "minority", "estimate", "weight", "answered", "evaluated"):
         np.testing.assert_allclose(result.history[name], expected.history[name], rtol=1e-4, atol=1e-5, err_msg=name)
     assert result.history["minority"][0, -1] < 0.06, "the bound is 0.05"
-
-
-def again(folder, answered, evaluated):
-    """The run of ``faulty`` in this process, the second client absent where it was, and no fault besides.
-
-    The true values that a round records are asked for in the next round's first exchange, which says who was there.
-    """
-    rounds = len(answered)
-    stated = faulty.make(rounds)
-    clients, test, _ = neyman_pearson.load(clients=faulty.CLIENTS)
-
-    class Absent(InProcess):
-        def exchange(self, requests, seconds):
-            request = Request.decode(next(iter(requests.values())))
-            t = request.round
-            there = answered[t] if request.kind == Kind.UPDATE else evaluated[t - 1] if t else faulty.CLIENTS
-            return super().exchange({c: r for c, r in requests.items() if c == "client-0" or there == 2}, seconds)
-
-    transport = Absent.of(Program.of(stated.algorithm, stated.problem, stated.params), clients, folder)
-    return fs.federate(
-        stated.algorithm, stated.problem, transport, stated.params, rounds=rounds, test=test, progress=False
-    )
 
 
 def command(tmp_path, *arguments):

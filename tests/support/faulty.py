@@ -37,7 +37,7 @@ def loss(params, example):
     return task.logistic_loss(params, example)
 
 
-def make(rounds, **_):
+def make(rounds, timeout=120.0, **_):
     problem = fs.Problem(
         objective=fs.Mean(loss, where=task.majority),
         constraints=[fs.Mean(loss, where=task.minority, name="minority") <= 0.05],
@@ -46,7 +46,7 @@ def make(rounds, **_):
         step_size=0.3, local_steps=1, rule=fs.Soft(beta=40.0), uplink=fs.TopK(0.1), downlink=fs.TopK(0.1)
     )
     _, test, params = task.load(clients=CLIENTS)
-    return Experiment(algorithm, problem, params, rounds, test=test, timeout=120.0)
+    return Experiment(algorithm, problem, params, rounds, test=test, timeout=timeout)
 
 
 def load(name, folder, **_):

@@ -14,7 +14,7 @@ from fedsgm.base.progress import say
 from fedsgm.cli import config, rehearsal
 from fedsgm.cli.federate_fit import fit, told_of_model
 from fedsgm.cli.flags import RunFlags, command, own_parameters
-from fedsgm.cli.rehearsal import NOT_FEDERATED, limits
+from fedsgm.cli.rehearsal import NOT_FEDERATED, Engine, chosen, limits
 from fedsgm.cli.saving import copy, picture
 from fedsgm.cli.setups import SETUPS
 
@@ -26,7 +26,9 @@ class Framework(enum.StrEnum):
     torch = enum.auto()
 
 
-commands = typer.Typer(no_args_is_help=True, help="Run where every client is a process of its own (NVIDIA FLARE).")
+commands = typer.Typer(
+    no_args_is_help=True, help="Run where every client is a process of its own, over FLARE or Flower."
+)
 _local = typer.Typer(no_args_is_help=True, help="Run an experiment as a federation of processes on this machine.")
 commands.add_typer(_local, name="local")
 commands.command("fit")(fit)
@@ -35,7 +37,7 @@ commands.command("fit")(fit)
 def _add(name: str) -> None:
     setup = SETUPS[name]
 
-    def local(flags: RunFlags, port: int, timeout: float, min_participants: int, **own: Any) -> int:
+    def local(flags: RunFlags, engine: Engine, port: int, timeout: float, min_participants: int, **own: Any) -> int:
         given = config.plain({key: value.resolve() if isinstance(value, Path) else value for key, value in own.items()})
         waits = {"timeout": timeout, "min_participants": min_participants}
         settings = {key: value for key, value in flags.settings().items() if key not in NOT_FEDERATED}
@@ -43,15 +45,15 @@ def _add(name: str) -> None:
         def keep(finished: Path) -> Any:
             return copy(finished, flags.out, f"federate local {name}", given | waits | settings)
 
-        result = rehearsal.run(name, given, flags, keep=keep, port=port, **waits)
+        result = rehearsal.run(name, given, flags, keep=keep, engine=engine, port=port, **waits)
         say(result.verdict())
         picture(result, flags.out)
         return 3 if flags.require_feasible and not result.feasible.all() else 0
 
-    local.__doc__ = f"Run {name} with a server and every client as a process, over mutual TLS on 127.0.0.1."
+    local.__doc__ = f"Run {name} with a server and every client as a process, over TLS on 127.0.0.1."
     few = [each.replace(default=5) if each.name == "clients" else each for each in setup.parameters]
     defaults = setup.defaults | {"out": Path("runs") / f"federated-{name}", "participants": 0, "seeds": 1}
-    own = [*few, *own_parameters(limits)]
+    own = [*few, *own_parameters(chosen), *own_parameters(limits)]
     _local.command(name)(command(local, own, defaults, NOT_FEDERATED + setup.without))
 
 
@@ -64,7 +66,8 @@ def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; it must not be there yet.")],
     clients: Annotated[int, typer.Option(help="Clients, n.")] = 3,
     server: Annotated[str, typer.Option(help="Host name that the clients reach the server by.")] = "localhost",
-    port: Annotated[int, typer.Option(help="The server's port.")] = 8002,
+    port: Annotated[int | None, typer.Option(help="The server's port; 8002 for FLARE, 9092 for Flower.")] = None,
+    engine: Annotated[Engine, typer.Option(help="What carries the messages.")] = Engine.flare,
     table: Annotated[
         bool, typer.Option("--table", help="Fit a model to tables, one a client, as fedsgm federate fit does.")
     ] = False,
@@ -72,14 +75,18 @@ def init(
 ) -> None:
     """Write what a federation across machines needs: the project to provision, the job, the clients' data function.
 
-    Its README.md has the commands for each machine.
+    For Flower that is an app. Its README.md has the commands for each machine.
     """
-    from fedsgm.federation.flare import deploy
+    if engine is Engine.flower:
+        from fedsgm.federation.flower.deploy import init as write
+    else:
+        from fedsgm.federation.flare.deploy import init as write
 
     if table and framework is not Framework.jax:
         raise SettingError(f"--framework {framework}: fedsgm's own models of tables are in JAX, so leave --table out")
     kind = "table" if table else framework.value
-    for path in deploy.init(folder, clients=clients, server=server, port=port, kind=kind):
+    usual = 9092 if engine is Engine.flower else 8002
+    for path in write(folder, clients=clients, server=server, port=usual if port is None else port, kind=kind):
         print(path)
 
 
@@ -107,7 +114,7 @@ def submit(
     from tempfile import TemporaryDirectory
 
     from fedsgm.federation.flare import submit as jobs
-    from fedsgm.federation.flare.local import interruptible
+    from fedsgm.federation.sites import interruptible
 
     with interruptible(), TemporaryDirectory(prefix="fedsgm-") as folder:
         stated = jobs.Job.read(job)

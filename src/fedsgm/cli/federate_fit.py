@@ -33,7 +33,7 @@ from fedsgm.tables.models import MLP
 from fedsgm.tables.reader import nearest
 
 if TYPE_CHECKING:
-    from fedsgm.federation.flare.local import LocalFederation
+    from fedsgm.federation.sites import Sites
     from fedsgm.results.result import Result
 
 T = TypeVar("T", bound=StrEnum)
@@ -145,7 +145,7 @@ def _fit(flags: RunFlags, tables: list[Path], port: int, **own: Any) -> int:
     for note in agreed["notes"]:
         say(f"note: {note}", file=sys.stderr)
 
-    def job(federation: LocalFederation) -> Path:
+    def job(federation: Sites) -> Path:
         folder = federation.folder / "data"
         folder.mkdir()
         for name, table in zip(federation.names, tables, strict=True):

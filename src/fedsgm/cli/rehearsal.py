@@ -5,6 +5,7 @@ The data is loaded once, where the command runs; every site is handed its part a
 
 from __future__ import annotations
 
+import enum
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -21,11 +22,21 @@ from fedsgm.cli.setups import SETUPS, Load
 from fedsgm.data.clients import Clients
 from fedsgm.federation.experiment import Experiment
 from fedsgm.federation.flare import kits
+from fedsgm.federation.flower import apps
 
 if TYPE_CHECKING:
-    from fedsgm.federation.flare.local import LocalFederation
+    from fedsgm.federation.sites import Sites
 
 RUN = "local"
+
+
+class Engine(enum.StrEnum):
+    """What carries the messages of a federation."""
+
+    flare = enum.auto()
+    flower = enum.auto()
+
+
 NOT_FEDERATED = ("seeds", "debug", "checkpoint_every", "centralized", *OWN[RuleName.ipp_conex])
 """The flags of a run that no federation has."""
 
@@ -36,6 +47,14 @@ def limits(
     min_participants: Annotated[int, option(panel=RUN_PANEL, help="A round that fewer answer is repeated.")] = 1,
 ) -> None:
     """The flags that a federation has of its own."""
+
+
+def chosen(
+    engine: Annotated[
+        Engine, option(panel=RUN_PANEL, help="What carries the messages: NVIDIA FLARE or Flower.")
+    ] = Engine.flare,
+) -> None:
+    """The flag of commands that run over either engine."""
 
 
 def experiment(*, task: str, own: dict[str, Any], flags: dict[str, Any], folder: str, **limits: Any) -> Experiment:
@@ -69,19 +88,35 @@ def hand_out(folder: Path, names: Sequence[str], clients: Any, params: Any, test
     trees.write(_file(folder, "test"), test)
 
 
+def require(engine: Engine) -> None:
+    """Say what to install, if the engine is not there."""
+    if engine is Engine.flower:
+        apps.require_flower()
+    else:
+        kits.require_flare()
+
+
 def run(
-    task: str, own: dict[str, Any], flags: RunFlags, *, keep: Callable[[Path], Any], port: int, **limits: Any
+    task: str,
+    own: dict[str, Any],
+    flags: RunFlags,
+    *,
+    keep: Callable[[Path], Any],
+    engine: Engine,
+    port: int,
+    **limits: Any,
 ) -> Any:
     """Run the task in a federation on this machine; what ``keep`` makes of the run's folder."""
-    kits.require_flare()
+    require(engine)
     check_rule(flags)
     clients, params, test = _set_up(task, own)[1]()
     building.check(flags, len(clients), params)
 
-    def job(federation: LocalFederation) -> Path:
+    def job(federation: Sites) -> Path:
         folder = federation.folder / "data"
         hand_out(folder, federation.names, clients, start_of(params, flags.seed), test)
-        return kits.write_job(
+        write = apps.write_app if engine is Engine.flower else kits.write_job
+        return write(
             federation.folder / "job",
             run=RUN,
             clients=federation.names,
@@ -90,7 +125,7 @@ def run(
             settings={"task": task, "own": own, "flags": flags.settings(), "folder": str(folder), **limits},
         )
 
-    return carry_out(job, len(clients), flags, keep=keep, port=port, module=__name__)
+    return carry_out(job, len(clients), flags, keep=keep, port=port, module=__name__, engine=engine)
 
 
 def check_rule(flags: RunFlags) -> None:
@@ -100,27 +135,38 @@ def check_rule(flags: RunFlags) -> None:
 
 
 def carry_out(
-    job: Callable[[LocalFederation], Path],
+    job: Callable[[Sites], Path],
     clients: int,
     flags: RunFlags,
     *,
     keep: Callable[[Path], Any],
     port: int,
     module: str,
+    engine: Engine = Engine.flare,
 ) -> Any:
     """Start a federation on this machine, run the ``job`` that is written for it, and end it.
 
     Jobs may name functions of ``module``. What ``keep`` makes of the run's folder is returned.
     """
-    from fedsgm.federation.flare.local import LocalFederation, interruptible
-    from fedsgm.federation.flare.submit import Job, submit
+    from fedsgm.federation.sites import interruptible
 
     state = flags.checkpoint and flags.checkpoint.resolve()
     if state and not flags.resume and list(state.glob("*/*/round-*.ckpt")):
         raise CheckpointError(f"{state} holds a checkpoint; add --resume to go on from it, or choose an empty folder")
     if flags.progress:
         print(f"Starting a server and {clients} clients ...", file=sys.stderr, flush=True)
-    with interruptible(), LocalFederation(clients, port=port, state=state, modules=[module]) as federation:
+    over = _over_flower if engine is Engine.flower else _over_flare
+    with interruptible():
+        return over(job, clients, flags, keep, port=port, state=state, modules=[module])
+
+
+def _over_flare(
+    job: Callable[[Sites], Path], clients: int, flags: RunFlags, keep: Callable[[Path], Any], **more: Any
+) -> Any:
+    from fedsgm.federation.flare.local import LocalFederation
+    from fedsgm.federation.flare.submit import Job, submit
+
+    with LocalFederation(clients, **more) as federation:
         finished = submit(
             federation.admin,
             Job.read(job(federation)),
@@ -130,6 +176,15 @@ def carry_out(
             tend=federation.tend,
         )
         return keep(finished)
+
+
+def _over_flower(
+    job: Callable[[Sites], Path], clients: int, flags: RunFlags, keep: Callable[[Path], Any], **more: Any
+) -> Any:
+    from fedsgm.federation.flower.local import FlowerFederation
+
+    with FlowerFederation(clients, **more) as federation:
+        return keep(federation.run(job(federation), RUN, show=flags.progress))
 
 
 def _file(folder: str | Path, name: str) -> Path:

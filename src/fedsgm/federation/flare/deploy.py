@@ -12,8 +12,7 @@ from fedsgm.federation.flare import kits
 _TEMPLATES = Path(__file__).parent / "deployment"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
-
-_WORDS = {
+WORDS = {
     "jax": {
         "experiment": "problem, algorithm, rounds",
         "data": "how this client reads its examples",
@@ -45,13 +44,7 @@ def init(folder: Path, *, clients: int, server: str, port: int, kind: str = "jax
 
     The job's problem is in JAX or in torch; or, of the kind ``"table"``, it fits a model to the clients' tables.
     """
-    check_count("federate init", "clients", clients)
-    if not _HOST.fullmatch(server):
-        raise SettingError(f"--server {server}: give the host name that the clients reach the server by")
-    if not 1 <= port <= 65535:
-        raise SettingError(f"--port {port}: a port is between 1 and 65535")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SettingError(f"{folder} is there already; choose a folder that is not, or an empty one")
+    check(folder, clients=clients, server=server, port=port)
     names = kits.names(clients)
     words = {
         "server": server,
@@ -61,7 +54,7 @@ def init(folder: Path, *, clients: int, server: str, port: int, kind: str = "jax
         "first": names[0],
         "names": ", ".join(names),
         "clients": "\n".join(f"  - {{name: {name}, type: client, org: fedsgm}}" for name in names),
-        **_WORDS[kind],
+        **WORDS[kind],
     }
     kits.write_job(
         folder / "job",
@@ -70,12 +63,30 @@ def init(folder: Path, *, clients: int, server: str, port: int, kind: str = "jax
         experiment="experiment.make",
         data="data.load",
     )
-    code, prefix = folder / "job" / "app" / "custom", "" if kind == "jax" else f"{kind}_"
+    code = folder / "job" / "app" / "custom"
     code.mkdir()
-    places = {"experiment": code, "data": folder} | ({"model": code} if kind == "torch" else {})
-    for name, place in places.items():
-        text = (_TEMPLATES / f"{prefix}{name}.py").read_text()
-        (place / f"{name}.py").write_text(text.replace("clients=3", f"clients={clients}"))
+    write_code(code, folder, kind=kind, clients=clients)
     for name in ("project.yml", "README.md"):
         (folder / name).write_text((_TEMPLATES / name).read_text().format(**words))
     return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def check(folder: Path, *, clients: int, server: str, port: int) -> None:
+    """Refuse what cannot be written or reached."""
+    check_count("federate init", "clients", clients)
+    if not _HOST.fullmatch(server):
+        raise SettingError(f"--server {server}: give the host name that the clients reach the server by")
+    if not 1 <= port <= 65535:
+        raise SettingError(f"--port {port}: a port is between 1 and 65535")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingError(f"{folder} is there already; choose a folder that is not, or an empty one")
+
+
+def write_code(travels: Path, stays: Path, *, kind: str, clients: int) -> list[Path]:
+    """The experiment, and the model where it is in torch, in one folder, the client's data function in the other."""
+    prefix = "" if kind == "jax" else f"{kind}_"
+    places = {"experiment": travels, "data": stays} | ({"model": travels} if kind == "torch" else {})
+    for name, place in places.items():
+        text = (_TEMPLATES / f"{prefix}{name}.py").read_text()
+        (place / f"{name}.py").write_text(text.replace("clients=3", f"clients={clients}"))
+    return [place / f"{name}.py" for name, place in places.items()]

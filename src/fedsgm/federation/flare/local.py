@@ -1,153 +1,41 @@
-"""A whole federation on this machine: kits, a server and clients as processes of their own, and nothing left behind.
-
-Every process carries a mark in its environment, which its children inherit: whatever becomes of their parents, all of
-them can be found and ended by it. A process beside them does that when this one is killed.
-"""
+"""A whole federation on this machine: kits, a server and clients as processes of their own, and nothing left behind."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
-from fedsgm.base.errors import FedSGMError, SettingError
-from fedsgm.federation.flare import guard, kits
-
-_RESTARTS = 3
-_LISTEN = 60.0  # seconds that the server has to begin to listen
+from fedsgm.federation.flare import kits
+from fedsgm.federation.sites import Sites
 
 
-class LocalFederation:
+class LocalFederation(Sites):
     """``with LocalFederation(3) as federation:`` starts a server and three clients on 127.0.0.1 with mutual TLS.
 
-    Args:
-        clients: how many.
-        port: the server's; 0 takes a free one.
-        state: folder for what outlives a job, the server's checkpoint and the clients' memory; without it, that goes
-            with the rest.
-        begin: start the processes; without it the kits can be changed first.
-        modules: installed modules whose functions jobs may name here, beside those in FEDSGM_MODULES.
+    The arguments are those of :class:`Sites`.
     """
 
-    def __init__(
-        self,
-        clients: int,
-        *,
-        port: int = 0,
-        state: Path | None = None,
-        begin: bool = True,
-        modules: Sequence[str] = (),
-    ) -> None:
-        self.names = kits.names(clients)
-        self.server = "localhost"
-        self.port = _port(port)
-        self.mark = secrets.token_hex(16)
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._restarts: dict[str, int] = {}
-        self._begin = begin
-        self._state = state
-        self._modules = tuple(modules)
-        self.folder = Path()
-        self.kits: dict[str, Path] = {}
-        self._guard: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> LocalFederation:
-        self.folder = Path(tempfile.mkdtemp(prefix="fedsgm-"))
-        try:
-            watch = [sys.executable, "-P", guard.__file__, self.mark, str(self.folder)]
-            self._guard = subprocess.Popen(watch, stdin=subprocess.PIPE, start_new_session=True)
-            self.kits = kits.provision(kits.project(self.names, server=self.server, port=self.port), self.folder)
-            for site in (self.server, *self.names):
-                self._set_up(site)
-            if self._begin:
-                self.begin()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def state(self) -> Path:
-        """What outlives a job, in a folder for each site."""
-        return self._state or self.folder / "state"
+    server = "localhost"
 
     @property
     def admin(self) -> Path:
         """The kit of the one who submits jobs."""
         return self.kits[kits.ADMIN]
 
-    def begin(self) -> None:
-        """Start every site, and wait until the server listens."""
+    def provide(self) -> None:
+        self.kits = kits.provision(kits.project(self.names, server=self.server, port=self.port), self.folder)
         for site in (self.server, *self.names):
-            self.start(site)
-        self._await_server()
+            self._set_up(site)
 
-    def start(self, site: str) -> None:
-        """Start a site's process, or start it again."""
+    def home(self, site: str) -> Path:
+        return self.kits[site]
+
+    def command(self, site: str) -> list[str]:
         role, more = ("server", []) if site == self.server else ("client", [f"uid={site}"])
-        kit = self.kits[site]
-        command = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{role}.{role}_train", "-m", str(kit)]
-        command += ["-s", f"fed_{role}.json", "--set", "secure_train=true", *more, "org=fedsgm", "config_folder=config"]
-        temporary = self.folder / "tmp"
-        temporary.mkdir(exist_ok=True)
-        path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        environment = os.environ | {
-            guard.MARK: self.mark,
-            "FEDSGM_MODULES": ",".join((*self._modules, os.environ.get("FEDSGM_MODULES", ""))),
-            "FEDSGM_STATE": str(self.state),
-            "TMPDIR": str(temporary),
-            "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in path if entry),
-        }
-        with (kit / "output.txt").open("ab") as output:
-            self.processes[site] = subprocess.Popen(
-                command,
-                cwd=kit,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def tend(self) -> None:
-        """Start again every site whose process has ended, a few times each."""
-        for site, process in list(self.processes.items()):
-            if process.poll() is not None:
-                self._restarts[site] = self._restarts.get(site, 0) + 1
-                if self._restarts[site] > _RESTARTS:
-                    raise FedSGMError(f"{site} ended {_RESTARTS + 1} times; it said: {self.log(site)}")
-                self.start(site)
-
-    def close(self) -> None:
-        """End every process of this federation, see that each is gone, and remove the folder."""
-        with _undisturbed():
-            guard.end(self.mark, str(self.folder))
-            for started in self.processes.values():
-                started.wait()
-            if self._guard is not None:
-                self._guard.communicate()
-
-    def log(self, site: str) -> str:
-        """The last lines of what a site's processes said."""
-        with contextlib.suppress(OSError):
-            return "\n".join((self.kits[site] / "output.txt").read_text(errors="replace").splitlines()[-20:])
-        return ""
+        command = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{role}.{role}_train", "-m"]
+        command += [str(self.kits[site]), "-s", f"fed_{role}.json", "--set", "secure_train=true", *more]
+        return [*command, "org=fedsgm", "config_folder=config"]
 
     def _set_up(self, site: str) -> None:
         """Let the site run this library's part of a job without code that is sent, and keep its jobs in its kit."""
@@ -161,58 +49,3 @@ class LocalFederation:
                 if component["id"] == "job_manager":
                     component["args"]["uri_root"] = jobs
         (local / "resources.json").write_text(json.dumps(resources))
-
-    def _await_server(self) -> None:
-        deadline = time.monotonic() + _LISTEN
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-                return
-            if self.processes[self.server].poll() is not None:
-                break
-            time.sleep(0.05)
-        raise FedSGMError(f"the server did not start to listen on port {self.port}; it said: {self.log(self.server)}")
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No Ctrl-C in between: what ends the processes must come to its end."""
-    try:
-        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone is interrupted
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Turn the signals that end a program into an exception, so that what was started is ended first."""
-
-    def stop(number: int, _frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _port(wanted: int) -> int:
-    if not 0 <= wanted <= 65535:
-        raise SettingError(f"--port {wanted}: a port is between 1 and 65535; 0 is a free one")
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", wanted))
-        except OSError as error:
-            raise SettingError(
-                f"--port {wanted}: it cannot be used ({error.strerror}); leave it out for a free one"
-            ) from None
-        return int(listener.getsockname()[1])
