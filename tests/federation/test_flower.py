@@ -296,11 +296,10 @@ def test_a_node_s_process_stays_and_tells_what_went_wrong(node):
         "reason": "the process of the client's code ended with exit code 3"
     }
     assert client_app._reply(asked(b"hello"), here) == {"bytes": b"hello"}
-    note = node / "fedsgm" / "echo" / client_app.NOTE
-    place = Path(json.loads(note.read_text())["address"])
-    assert [path.stat().st_mode & 0o077 for path in (note, note.parent, place.parent)] == [0, 0, 0], "its owner's alone"
-    with pytest.raises(multiprocessing.AuthenticationError):
-        multiprocessing.connection.Client(str(place), "AF_UNIX", authkey=b"guessed")
+    state = node / "fedsgm" / "echo"
+    assert [path.stat().st_mode & 0o077 for path in (state, state / client_app.NOTE)] == [0, 0], "its owner's alone"
+    with contextlib.chdir(state), pytest.raises(multiprocessing.AuthenticationError):
+        multiprocessing.connection.Client(client_app.SOCKET, "AF_UNIX", authkey=b"guessed")
     assert client_app._reply(asked(b"hello"), here) == {"bytes": b"hello"}, "who does not know the token stops nothing"
 
     changed = client_app._reply(asked(kind="look"), context(folder=node, fail=True))

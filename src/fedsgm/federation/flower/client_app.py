@@ -26,7 +26,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 RECORD = "fedsgm"
-NOTE = "resident.json"  # where the resident process is, for its owner's eyes only
+NOTE, SOCKET = "resident.json", "socket"  # of the resident process, in the client's folder, which is its owner's alone
 _BEGIN = 60.0  # seconds that the resident process has to begin to listen
 _MORE = 5.0  # seconds beyond the server's patience, for what a node says of itself
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -130,9 +130,9 @@ def _start(folder: Path, given: bytes) -> subprocess.Popen[bytes]:
 
 def _connected(folder: Path) -> tuple[Connection, str] | None:
     """A connection, and the digest of what the process was made from; None if nobody listens."""
-    with contextlib.suppress(OSError, ValueError, EOFError, AuthenticationError):
-        note = json.loads((folder / NOTE).read_text())
-        return Client(note["address"], "AF_UNIX", authkey=bytes.fromhex(note["token"])), note["digest"]
+    with contextlib.suppress(OSError, ValueError, EOFError, AuthenticationError), contextlib.chdir(folder):
+        note = json.loads(Path(NOTE).read_text())
+        return Client(SOCKET, "AF_UNIX", authkey=bytes.fromhex(note["token"])), note["digest"]
     return None
 
 

@@ -1,8 +1,8 @@
 """The process that stays on a node: it takes requests from the node's ClientApps and hands them to the client's code.
 
-``python -m fedsgm.federation.flower.site PID``, with the set-up as JSON on standard input. It listens on a socket in a
-folder that only its owner can enter, to those who know a token that only its owner can read, and ends with the process
-PID.
+``python -m fedsgm.federation.flower.site PID``, in the client's state folder and with the set-up as JSON on standard
+input. It listens on a socket there, which only the folder's owner can enter, to those who know a token that only he can
+read, and ends with the process PID.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from multiprocessing import AuthenticationError
@@ -27,7 +25,7 @@ from fedsgm.base.errors import ClientError
 from fedsgm.base.files import write_atomically
 from fedsgm.federation.resident import Resident, Setup
 
-NOTE = "resident.json"
+NOTE, SOCKET = "resident.json", "socket"  # by short names: the path of a socket cannot be long
 LARGEST = 1 << 30  # bytes of a request
 _DONE, _FAILED = b"\0", b"\1"
 
@@ -38,15 +36,13 @@ def main() -> None:
     node, given = int(sys.argv[1]), sys.stdin.buffer.read()
     setup = Setup(**json.loads(given))
     resident = Resident(setup)
-    folder = Path(tempfile.mkdtemp(prefix="fedsgm-"))
-    note = Path(setup.state_dir) / NOTE
-    end = functools.partial(_end, resident, folder)
+    end = functools.partial(_end, resident)
     threading.Thread(target=_watch, args=(node, end), daemon=True).start()
     token = secrets.token_bytes(32)
-    with Listener(str(folder / "socket"), "AF_UNIX", backlog=16, authkey=token) as listener:
-        digest = hashlib.sha256(given).hexdigest()
-        about = {"address": listener.address, "token": token.hex(), "digest": digest}
-        write_atomically(note, json.dumps(about).encode())
+    Path(SOCKET).unlink(missing_ok=True)
+    with Listener(SOCKET, "AF_UNIX", backlog=16, authkey=token) as listener:
+        about = {"token": token.hex(), "digest": hashlib.sha256(given).hexdigest()}
+        write_atomically(Path(NOTE), json.dumps(about).encode())
         while True:
             with contextlib.suppress(AuthenticationError, OSError, EOFError):
                 connection = listener.accept()
@@ -87,8 +83,7 @@ def _watch(node: int, end: Any) -> None:
         time.sleep(0.5)
 
 
-def _end(resident: Resident, folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def _end(resident: Resident) -> None:
     resident.close()
     os._exit(0)
 
