@@ -376,7 +376,7 @@ def rounds_of(folder):
 
 def test_faults_of_a_federation_over_flower_and_who_is_refused(tmp_path):
     """A client's processes killed all at once, and the SuperLink: the run goes on, and no update is lost or doubled."""
-    rounds, told = 6, tmp_path / "told"
+    rounds, told = 8, tmp_path / "told"
     told.mkdir()
     with FlowerFederation(faulty.CLIENTS) as federation, ThreadPoolExecutor(1) as pool:
         app = apps.write_app(

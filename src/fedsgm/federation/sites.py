@@ -25,7 +25,6 @@ from fedsgm.base.errors import FedSGMError, SettingError
 from fedsgm.federation import guard
 from fedsgm.federation.flare import kits
 
-_RESTARTS = 3
 _LISTEN = 60.0  # seconds that the server has to begin to listen
 
 
@@ -42,6 +41,7 @@ class Sites(abc.ABC):
     """
 
     server: str
+    restarts, pause = 3, 0.0  # how often a site that has ended is started again, and how many seconds apart
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class Sites(abc.ABC):
         self.mark = secrets.token_hex(16)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._restarts: dict[str, int] = {}
+        self._started: dict[str, float] = {}
         self._begin = begin
         self._state = state
         self._modules = tuple(modules)
@@ -110,6 +111,7 @@ class Sites(abc.ABC):
 
     def start(self, site: str) -> None:
         """Start a site's process, or start it again."""
+        self._started[site] = time.monotonic()
         temporary = self.folder / "tmp"
         temporary.mkdir(exist_ok=True)
         path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -135,10 +137,10 @@ class Sites(abc.ABC):
     def tend(self) -> None:
         """Start again every site whose process has ended, a few times each."""
         for site, process in list(self.processes.items()):
-            if process.poll() is not None:
+            if process.poll() is not None and time.monotonic() >= self._started[site] + self.pause:
                 self._restarts[site] = self._restarts.get(site, 0) + 1
-                if self._restarts[site] > _RESTARTS:
-                    raise FedSGMError(f"{site} ended {_RESTARTS + 1} times; it said: {self.log(site)}")
+                if self._restarts[site] > self.restarts:
+                    raise FedSGMError(f"{site} ended {self.restarts + 1} times; it said: {self.log(site)}")
                 self.start(site)
 
     def close(self) -> None:

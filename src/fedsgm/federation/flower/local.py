@@ -39,6 +39,7 @@ class FlowerFederation(Sites):
     """
 
     server = "superlink"
+    restarts, pause = 30, 5.0  # a node that was killed is let in again when the SuperLink has missed it for a minute
 
     def provide(self) -> None:
         self._certificates = self.folder / "certificates"
