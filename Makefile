@@ -34,7 +34,7 @@ lint: .venv/.dev
 	$(BIN)/lint-imports
 
 # Each prints ratios measured side by side; make bench QUICK=--quick takes fewer repetitions.
-BENCHMARKS := neyman_pearson networks large_models peers scaling cartpole wire topk fit_speed unequal torch_loop offload compile_time federation
+BENCHMARKS := neyman_pearson networks large_models peers scaling cartpole wire topk fit_speed unequal torch_loop offload compile_time federation flower
 
 bench: .venv/.dev
 	for name in $(BENCHMARKS); do echo "\n== $$name"; $(BIN)/python benchmarks/$$name.py $(QUICK) || exit 1; done

@@ -391,8 +391,15 @@ def test_faults_of_a_federation_over_flower_and_who_is_refused(tmp_path):
         ca = str(federation.folder / "certificates" / credentials.CA)
         credentials.make_key(tmp_path / "key")
         key = ("--auth-supernode-private-key", str(tmp_path / "key"))
-        for arguments in ((*key, "--root-certificates", ca), ("--insecure",), ("--root-certificates", ca)):
-            assert "SuperNode ID" not in stranger(federation, *arguments)
+        for arguments, why in (
+            ((*key, "--root-certificates", ca), "Failed to activate SuperNode"),
+            (("--root-certificates", ca), "All SuperNodes must be registered"),
+            (("--insecure",), "Connection attempt failed"),
+        ):
+            said = stranger(federation, *arguments)
+            assert "SuperNode ID" not in said
+            assert why in said
+        assert "SuperNode ID" in (federation.home("site-1") / "output.txt").read_text(), "who is registered is let in"
 
         run = pool.submit(federation.run, app, "first", show=False)
         server = federation.state / "server" / "first"

@@ -106,7 +106,7 @@ def _resident(setup: dict[str, Any]) -> Connection:
             found[0].send_bytes(json.dumps({"kind": "end"}).encode())
             found[0].close()
         (folder / NOTE).unlink(missing_ok=True)
-        process = _start(folder, given)
+        process = _start(folder, given, setup["path"])
         deadline = time.monotonic() + _BEGIN
         while (found := _connected(folder)) is None:
             if time.monotonic() > deadline or process.poll() is not None:
@@ -115,12 +115,22 @@ def _resident(setup: dict[str, Any]) -> Connection:
         return found[0]
 
 
-def _start(folder: Path, given: bytes) -> subprocess.Popen[bytes]:
-    """It ends with the process that starts this one for every message, the node's own."""
+def _start(folder: Path, given: bytes, code: list[str]) -> subprocess.Popen[bytes]:
+    """It ends with the process that starts this one for every message, the node's own.
+
+    It finds this code first: a simulation has another copy of the app on its path.
+    """
     command = [sys.executable, "-P", "-m", "fedsgm.federation.flower.site", str(os.getppid())]
+    path = os.pathsep.join(filter(None, (*code, os.environ.get("PYTHONPATH"))))
     with (folder / "output.txt").open("ab") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd=folder, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": path},
+            start_new_session=True,
         )
     assert process.stdin is not None
     with process.stdin as stdin:
