@@ -1,7 +1,7 @@
 """The command line with all its commands: the console script ``fedsgm``, and ``python -m fedsgm``."""
 
 from fedsgm.cli import federate, run, sweep, sweep_fit
-from fedsgm.cli.app import app, main
+from fedsgm.cli.app import app, main, script
 from fedsgm.cli.compare import compare
 from fedsgm.cli.doctor import doctor
 from fedsgm.cli.fit import fit
@@ -17,5 +17,7 @@ app.command("fit")(fit)
 for _command in (predict, show, compare, reproduce, doctor):
     app.command()(_command)
 
+__all__ = ["app", "main", "script"]
+
 if __name__ == "__main__":
-    main()
+    script()

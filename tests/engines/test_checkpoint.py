@@ -1,15 +1,20 @@
 """Nothing is lost: a run killed at any moment goes on to the same bits; a damaged file is never used."""
 
+import fcntl
+import hashlib
 import os
 import random
 import signal
+import stat
 import time
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import fedsgm as fs
 from fedsgm.base.files import write_atomically
+from fedsgm.base.lock import held
 from fedsgm.engines import checkpoint as checkpoints
 from fedsgm.engines.checkpoint import Saved
 from support import processes
@@ -36,10 +41,98 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path, arrays):
 
 
 def test_the_newest_two_are_kept_and_nothing_else_is_left(tmp_path, arrays):
-    (tmp_path / ".round-000000001.ckpt.x.tmp").write_bytes(b"of a killed writer")
+    left = tmp_path / ".round-000000001.ckpt.0123456789abcdef.tmp"
+    left.write_bytes(b"of a killed writer")
+    os.utime(left, (0, 0))
     for round in (10, 20, 30):
         checkpoints.save(tmp_path, Saved(round, arrays, {}))
     assert sorted(os.listdir(tmp_path)) == ["round-000000020.ckpt", "round-000000030.ckpt"]
+
+
+def test_what_others_have_there_is_left(tmp_path, arrays):
+    """Another run's part that is being written, however long that takes, one of just now, and what is no part."""
+    names = [f".round-000000001.ckpt.{letter * 16}.tmp" for letter in "abc"]
+    others = [names[0], names[1], ".round-000000001.ckpt.notes.tmp", ".mine.tmp", f"{names[2]}.tmp"]
+    for name in others:
+        (tmp_path / name).write_bytes(b"")
+        os.utime(tmp_path / name, None if name == names[1] else (0, 0))
+    with (tmp_path / names[0]).open("rb") as writing:
+        fcntl.flock(writing, fcntl.LOCK_EX)
+        checkpoints.save(tmp_path, Saved(10, arrays, {}))
+        assert sorted(os.listdir(tmp_path)) == sorted([*others, "round-000000010.ckpt"])
+
+
+def test_a_checkpoint_is_its_owner_s_alone(tmp_path, arrays):
+    """It has clients' memories; a folder that was there keeps its mode."""
+    checkpoints.save(tmp_path / "new", Saved(10, arrays, {}))
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "new" / "round-000000010.ckpt").stat().st_mode) == 0o600
+    (tmp_path / "old").mkdir(mode=0o755)
+    checkpoints.save(tmp_path / "old", Saved(10, arrays, {}))
+    assert stat.S_IMODE((tmp_path / "old").stat().st_mode) == 0o755
+
+
+def with_digest(block):
+    return b"fedsgm checkpoint 3\n" + hashlib.sha256(block).digest() + block
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"",
+        b"\xff" * 8,
+        safetensors.numpy.save({"a": np.zeros(2)}),
+        safetensors.numpy.save({"a": np.zeros(2)}, {"round": "many", "settings": "{}"}),
+        safetensors.numpy.save({"a": np.zeros(2)}, {"round": "1", "settings": "{"}),
+        safetensors.numpy.save({"a": np.zeros(2)}, {"round": "1", "settings": "[" * 100_000}),
+        safetensors.numpy.save({"a": np.zeros(2)}, {"round": "1", "settings": "[]"}),
+    ],
+    ids=["nothing", "a header without end", "no round", "no number", "no settings", "depths", "a list"],
+)
+def test_a_right_digest_is_not_all(tmp_path, block):
+    path = tmp_path / "round-000000003.ckpt"
+    path.write_bytes(with_digest(block))
+    with pytest.raises(fs.CheckpointError, match=r"round-000000003\.ckpt is not what fedsgm writes"):
+        checkpoints.read(path)
+
+
+def test_a_checkpoint_that_is_a_pipe_or_a_link_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "round-000000003.ckpt")
+    (tmp_path / "round-000000004.ckpt").symlink_to("/proc/kmsg")
+    with pytest.raises(fs.CheckpointError, match="no whole checkpoint is left"):
+        checkpoints.newest(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["left out", "of another shape", "of another type"])
+@pytest.mark.parametrize("name", ["state.server.replica", "history/objective"])
+def test_arrays_that_are_not_the_run_s(name, change, tmp_path, clients, problem, params):
+    def run(resume):
+        checkpoint = fs.Checkpoint(tmp_path, 10, resume)
+        fs.simulate(fs.FedSGM(0.1), problem, clients, params, rounds=20, checkpoint=checkpoint, progress=False)
+
+    run(resume=False)
+    (tmp_path / "round-000000020.ckpt").unlink()
+    saved = checkpoints.read(tmp_path / "round-000000010.ckpt")
+    array = saved.arrays.pop(name)
+    if change != "left out":
+        saved.arrays[name] = array[:, 1:] if change == "of another shape" else array.astype(np.int64)
+    checkpoints.save(tmp_path, saved)
+    with pytest.raises(fs.CheckpointError, match="start again"):
+        run(resume=True)
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path, clients, problem, params):
+    def run(**more):
+        few = fs.FedSGM(0.1, participants=1, uplink=fs.TopK(0.5))
+        fs.simulate(few, problem, clients, params, rounds=3, progress=False, **more)
+
+    with held(tmp_path, "another's"):
+        with pytest.raises(fs.SettingError, match=r"checkpoint .*: another run is at work there"):
+            run(checkpoint=tmp_path)
+        with pytest.raises(fs.SettingError, match=r"offload .*: another run is at work there"):
+            run(offload=tmp_path)
+    run(checkpoint=tmp_path)
+    assert checkpoints.newest(tmp_path).round == 3
 
 
 @pytest.mark.parametrize(

@@ -27,3 +27,12 @@ class CheckpointError(FedSGMError, RuntimeError):
 
 class WireError(FedSGMError, ValueError):
     """Bytes that are no message, or a message that has no bytes."""
+
+
+SURPRISES = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
+"""What code meets that reads something else than it wrote."""
+
+
+def in_a_line(error: BaseException) -> str:
+    """An exception of Python or of a library, where a sentence tells of it."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -1,4 +1,4 @@
-"""One job at a time holds a run's folder."""
+"""One run at a time holds a folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsgm.base.errors import FedSGMError
+from fedsgm.base.errors import FedSGMError, SettingError
 
 
 @contextlib.contextmanager
@@ -28,4 +28,18 @@ def alone(folder: Path, seconds: float = 30.0) -> Iterator[None]:
                         "on from it, or give this one another name"
                     ) from None
                 time.sleep(0.5)
+        yield
+
+
+@contextlib.contextmanager
+def held(folder: Path, what: str) -> Iterator[None]:
+    """Hold the folder that a run keeps something in; the lock goes with the process, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingError(f"{what} {folder}: another run is at work there; choose another folder") from None
+        except OSError:  # a file system without locks
+            pass
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -12,11 +13,24 @@ from typing import TextIO
 _LINE_EVERY = 10.0  # seconds between plain lines
 
 
-def say(text: str, *, file: TextIO | None = None, end: str = "\n") -> None:
-    """Print; a reader that has gone away, as ``head`` does, keeps nothing else from being done."""
+# What makes a terminal do or show something else than the text: control characters but for the end of a line and a
+# tab, marks that turn the direction of writing, and what has no encoding.
+_UNSHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def harmless(text: str) -> str:
+    r"""Text for a terminal, wherever it is from: ``"\x1b[2J"`` is shown as it is written here, and clears nothing."""
+    return _UNSHOWN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def say(text: str, *, file: TextIO | None = None, end: str = "\n", exact: bool = False) -> None:
+    """Print; a reader that has gone away, as ``head`` does, keeps nothing else from being done.
+
+    ``exact`` text is data: another program gets them as they are, a terminal does not.
+    """
     stream = sys.stdout if file is None else file
     try:
-        print(text, file=stream, end=end, flush=True)
+        print(text if exact and not stream.isatty() else harmless(text), file=stream, end=end, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
+import threading
 import warnings
 from typing import Annotated
 
@@ -24,7 +27,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        print(version("fedsgm"))
+        say(version("fedsgm"))
         raise typer.Exit
 
 
@@ -38,14 +41,17 @@ def _common(
 
 
 def main() -> None:
-    """The console script."""
+    """A command, and then ``SystemExit`` with its exit code."""
     warnings.showwarning = lambda message, *_: say(f"warning: {message}", file=sys.stderr)
     try:
         code = app(standalone_mode=False)
     except FedSGMError as error:
         _stop(str(error), 2 if isinstance(error, SettingError) else 1)
-    except (OSError, MemoryError) as error:
-        _stop(f"{type(error).__name__}: {error}", 1)
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        _stop(f"{where}{error.strerror or error or type(error).__name__}", 1)
+    except MemoryError:
+        _stop("there is not as much memory as this needs; take fewer or smaller ones of what it is given", 1)
     except Exception as error:
         if not hasattr(error, "format_message"):  # what typer raises for a wrong command has one
             raise
@@ -56,8 +62,28 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def script() -> None:
+    """The console script: ``main``, after which the process is at its end.
+
+    What Python and the libraries have to do at the end is done. Then it is gone at once: threads of XLA and of Arrow
+    that are still there while their libraries are taken down can end it by SIGABRT instead of its exit code.
+    """
+    try:
+        main()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    else:
+        code = 0
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons, as Python does
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a reader that has gone away
+            stream.flush()
+    os._exit(code)
+
+
 def _stop(message: str, code: int) -> None:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    say(f"error: {' '.join(message.split())}", file=sys.stderr)
     if "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
         os._exit(code)  # one of several processes: what JAX does at the end would wait for the others
     sys.exit(code)

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
+from fedsgm.base.progress import say
+
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
     plot: Annotated[Path, typer.Option(help="Where to draw their picture.")] = Path("compare.png"),
 ) -> None:
     """Print finished runs' answers side by side and draw their course and what they came to."""
-    from fedsgm.results import comparison
+    from fedsgm.results import comparison, reading
     from fedsgm.results.plots import check_format
     from fedsgm.results.result import Result
 
@@ -21,7 +23,11 @@ def compare(
     results = [Result.load(folder) for folder in folders]
     names = [folder.resolve().name for folder in folders]
     labels = [str(folder) if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)]
-    rows = [comparison.of_finished(label, result) for label, result in zip(labels, results, strict=True)]
-    print(f"{comparison.table(rows)}\n\n{comparison.best(rows)}\n{comparison.NOTE}")
+    rows = []
+    for label, folder, result in zip(labels, folders, results, strict=True):
+        with reading.believed(folder / reading.FILE):
+            rows.append(comparison.of_finished(label, result))
+            comparison.table(rows)
+    say(f"{comparison.table(rows)}\n\n{comparison.best(rows)}\n{comparison.NOTE}")
     comparison.plot(rows, plot, results)
-    print(f"\nPicture: {plot}")
+    say(f"\nPicture: {plot}")

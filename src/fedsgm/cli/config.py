@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from fedsgm.base.errors import SettingError
+from fedsgm.base.files import MOST_TEXT, read_file, write_atomically
 
 NAME = "settings.toml"
 
@@ -18,12 +19,13 @@ def read(context: typer.Context, path: Path | None) -> Path | None:
     if path is None or context.resilient_parsing:
         return path
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
+        given = tomllib.loads(read_file(path, MOST_TEXT, links=True).decode())
     except FileNotFoundError:
         raise SettingError(f"--config {path}: there is no such file") from None
-    except IsADirectoryError:
-        raise SettingError(f"--config {path}: a folder, but it must be a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except SettingError as error:
+        folder = "a folder, but it must be a TOML file"
+        raise SettingError(f"--config {path}: {folder if path.is_dir() else error}") from None
+    except (ValueError, RecursionError) as error:
         raise SettingError(f"--config {path}: not a TOML file ({error})") from None
     flags = {str(parameter.name): parameter for parameter in context.command.params}
     flags = {name: flag for name, flag in flags.items() if name not in ("config", "help")}
@@ -52,16 +54,18 @@ def _typed(value: Any) -> Any:
 
 
 def write(folder: Path, command: str, settings: dict[str, Any]) -> None:
-    """Leave a run's settings in its folder, under the command that repeats it with them."""
+    """Leave a run's settings in its folder."""
+    write_atomically(folder / NAME, text(command, settings))
+
+
+def text(command: str, settings: dict[str, Any]) -> bytes:
+    """A file of settings, under the command that repeats a run with them."""
     import tomli_w
 
-    from fedsgm.base.files import write_atomically
-
     plain = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in command)
-    text = f"# fedsgm {plain} --config {NAME}\n"
-    text += tomli_w.dumps({key.replace("_", "-"): value for key, value in settings.items()})
-    # The name of a file need not be UTF-8; it goes back to the bytes that it was.
-    write_atomically(folder / NAME, text.encode(errors="surrogateescape"))
+    lines = f"# fedsgm {plain} --config {NAME}\n"
+    lines += tomli_w.dumps({key.replace("_", "-"): value for key, value in settings.items()})
+    return lines.encode(errors="surrogateescape")  # the name of a file need not be UTF-8: the bytes that it was
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:

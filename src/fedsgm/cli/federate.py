@@ -87,7 +87,7 @@ def init(
     kind = "table" if table else framework.value
     usual = 9092 if engine is Engine.flower else 8002
     for path in write(folder, clients=clients, server=server, port=usual if port is None else port, kind=kind):
-        print(path)
+        say(str(path))
 
 
 @commands.command()

@@ -148,8 +148,7 @@ def _fit(made: Fitting, problem: Problem, confidence: float | None, table: Path,
     good = tabular.how_good(prepared.target, tallies)
     result = tabular.with_model(result, good, prepared.target, compared, shown)
     say(f"{tabular.told(result)}\n\n{result.verdict()}")
-    save(result, flags.out, f"fit {table}", settings)
-    trained.save(flags.out)
+    save(result, flags.out, f"fit {table}", settings, trained)
     say(f"Its model is in model.json. Apply it: fedsgm predict {flags.out} NEW.csv")
     short = compared.worse or not result.feasible.all() or (confidence is not None and not shown.kept)
     return 3 if flags.require_feasible and short else 0

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsgm.base.errors import SettingError
-from fedsgm.base.files import write_atomically
+from fedsgm.base.errors import SURPRISES, SettingError
+from fedsgm.base.files import read_file, write_atomically
 from fedsgm.base.progress import Progress
 from fedsgm.results.comparison import Row
 from fedsgm.results.result import Result
 
 FILE = "sweep.parquet"
+_MOST = 10**7  # settings and seeds
 
 
 def grid(vary: Sequence[str], types: dict[str, Callable[[str], Any]]) -> list[dict[str, Any]]:
@@ -107,13 +108,16 @@ def _load(path: Path, base: dict[str, Any]) -> list[Row]:
     if not path.is_file():
         return []
     try:
-        table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
-        kept = json.loads((table.schema.metadata or {})[b"fedsgm"])
+        file = pyarrow.parquet.ParquetFile(pa.BufferReader(read_file(path)), page_checksum_verification=True)
+        if file.metadata.num_rows > _MOST:
+            raise ValueError("more rows than a sweep has")
+        table = file.read()
+        kept = dict(json.loads((table.schema.metadata or {})[b"fedsgm"]))
         rows = _rows(table.to_pylist())
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+    except (pa.ArrowException, OSError, *SURPRISES) as error:
         raise SettingError(f"{path} is no sweep that can be gone on with ({type(error).__name__}); remove it") from None
     if kept != base:
-        name = next(key for key in (*kept, *base) if kept.get(key) != base.get(key))
+        name = next(key for key in (*kept, *base) if key not in kept or key not in base or kept[key] != base[key])
         there, here = (repr(given[name]) if name in given else "varied or not set" for given in (kept, base))
         raise SettingError(f"--resume: the sweep in {path.parent} has another {name}: {there} there, {here} here")
     return rows
@@ -127,10 +131,13 @@ def _rows(lines: list[dict[str, Any]]) -> list[Row]:
             kind: {key.removeprefix(kind): [line[key] for line in seeds] for key in seeds[0] if key.startswith(kind)}
             for kind in ("constraint ", "good ")
         }
+        numbers = [value for line in seeds for key, value in line.items() if key not in ("setting", "kind")]
+        if not all(isinstance(value, (int, float)) for value in numbers):
+            raise TypeError("a number that is none")
         rows.append(
             Row(
                 name,
-                seeds[0]["kind"],
+                str(seeds[0]["kind"]),
                 [line["seed"] for line in seeds],
                 [line["objective"] for line in seeds],
                 parts["constraint "],

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fedsgm.base import trees
 from fedsgm.base.errors import CheckpointError, SettingError
 from fedsgm.base.layout import start_of
+from fedsgm.base.progress import say
 from fedsgm.cli import building
 from fedsgm.cli.flags import OWN, RuleName, RunFlags, option, value_types
 from fedsgm.cli.flags import RUN as RUN_PANEL
@@ -154,7 +155,7 @@ def carry_out(
     if state and not flags.resume and list(state.glob("*/*/round-*.ckpt")):
         raise CheckpointError(f"{state} holds a checkpoint; add --resume to go on from it, or choose an empty folder")
     if flags.progress:
-        print(f"Starting a server and {clients} clients ...", file=sys.stderr, flush=True)
+        say(f"Starting a server and {clients} clients ...", file=sys.stderr)
     over = _over_flower if engine is Engine.flower else _over_flare
     with interruptible():
         return over(job, clients, flags, keep, port=port, state=state, modules=[module])

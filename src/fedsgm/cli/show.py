@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedsgm.base.progress import say
+
 
 def show(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
@@ -14,6 +16,7 @@ def show(
     table: Annotated[bool, typer.Option("--table", help="Also print every seed's values, answer and all.")] = False,
 ) -> None:
     """Print a finished run's verdict and draw its picture again."""
+    from fedsgm.results import reading
     from fedsgm.results import verdict as report
     from fedsgm.results.plots import check_format
     from fedsgm.results.result import Result
@@ -22,12 +25,8 @@ def show(
     picture = plot or folder / "history.png"
     check_format(picture)
     result = Result.load(folder)
-    if model := told(result):
-        print(f"{model}\n")
-    print(result.verdict())
-    if accounts := report.federation(result):
-        print(f"\n{accounts}")
-    if table:
-        print(f"\n{result.table()}")
-    result.plot(picture)
-    print(f"\nPicture: {picture}")
+    with reading.believed(folder / reading.FILE):
+        parts = [told(result), result.verdict(), report.federation(result), result.table() if table else ""]
+        say("\n\n".join(part for part in parts if part))
+        result.plot(picture)
+    say(f"\nPicture: {picture}")

@@ -190,8 +190,15 @@ class Encoder:
 
     @classmethod
     def from_json(cls, columns: list[dict[str, Any]]) -> Encoder:
+        """Read what :meth:`to_json` wrote; ValueError or TypeError if it is something else."""
+
         def one(fields: dict[str, Any]) -> Column:
             categories = fields["categories"]
-            return Column(**fields | {"categories": None if categories is None else tuple(categories)})
+            made = Column(**fields | {"categories": None if categories is None else tuple(categories)})
+            if not all(isinstance(text, str) for text in (made.name, *(made.categories or ()))):
+                raise TypeError("a column that is none")
+            if not (math.isfinite(made.mean) and 0 <= made.scale < math.inf):
+                raise ValueError("a mean or a scale that is none")
+            return made
 
         return cls(tuple(map(one, columns)))

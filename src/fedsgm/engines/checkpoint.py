@@ -10,15 +10,15 @@ A run that saves every round does not write its whole history each time: a :clas
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
+import re
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,14 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from fedsgm.base.errors import CheckpointError
-from fedsgm.base.files import write_atomically
+from fedsgm.base.errors import SURPRISES, CheckpointError, SettingError, in_a_line
+from fedsgm.base.files import read_file, remove_stale, write_atomically
 from fedsgm.base.structs import check_count
 
 VERSION = 3
 _MAGIC = b"fedsgm checkpoint %d\n"
 _KEEP = 2
+HISTORY = "history/"  # before the names of its columns
 _OF_CLIENTS = "state.memory"  # arrays whose second axis is over clients
 
 
@@ -69,13 +70,11 @@ def dump(saved: Saved) -> bytes:
 def save(directory: Path, saved: Saved, part: int = 0, parts: int = 1) -> None:
     """Write a checkpoint, or this part of one, whole or not at all, and drop all but the newest two."""
     own = "" if parts == 1 else f".{part}-of-{parts}"
-    write_atomically(directory / f"round-{saved.round:09d}{own}.ckpt", dump(saved))
+    write_atomically(directory / f"round-{saved.round:09d}{own}.ckpt", dump(saved), private=True)
     for old in _rounds(directory)[:-_KEEP]:
         for path in old:
             path.unlink(missing_ok=True)
-    for left in directory.glob(f".round-{'[0-9]' * 9}{own}.ckpt.*.tmp"):  # a killed writer's, of this part
-        with contextlib.suppress(OSError):
-            left.unlink()
+    remove_stale(directory, rf"round-\d{{9}}{re.escape(own)}\.ckpt")
 
 
 def newest(directory: Path) -> Saved | None:
@@ -98,9 +97,10 @@ def newest(directory: Path) -> Saved | None:
 def read(path: Path) -> Saved:
     """One checkpoint file, or a :class:`CheckpointError` that says what is wrong with it."""
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"checkpoint {path.name} cannot be read ({os.strerror(error.errno or 0)})") from error
+        data = read_file(path)
+    except (OSError, SettingError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"checkpoint {path.name} cannot be read ({why})") from None
     magic, newline, rest = data.partition(b"\n")
     prefix, _, version = magic.rpartition(b" ")
     if not newline or prefix + b" %d\n" != _MAGIC:
@@ -112,9 +112,15 @@ def read(path: Path) -> Saved:
     digest, block = rest[:32], rest[32:]
     if hashlib.sha256(block).digest() != digest:
         raise CheckpointError(f"checkpoint {path.name} is truncated or altered (its checksum does not match)")
-    arrays = safetensors.numpy.load(block)
-    header = json.loads(block[8 : 8 + int.from_bytes(block[:8], "little")])["__metadata__"]
-    return Saved(int(header["round"]), arrays, json.loads(header["settings"]))
+    try:
+        arrays = safetensors.numpy.load(block)
+        header = json.loads(block[8 : 8 + int.from_bytes(block[:8], "little")])["__metadata__"]
+        saved = Saved(int(header["round"]), arrays, json.loads(header["settings"]))
+        if not isinstance(saved.settings, dict):
+            raise TypeError("settings that are none")
+    except (safetensors.SafetensorError, *SURPRISES) as error:
+        raise CheckpointError(f"checkpoint {path.name} is not what fedsgm writes ({in_a_line(error)})") from None
+    return saved
 
 
 def resume(checkpoint: Checkpoint, fingerprint: dict[str, Any], rounds: int) -> Saved | None:
@@ -134,7 +140,7 @@ def resume(checkpoint: Checkpoint, fingerprint: dict[str, Any], rounds: int) -> 
                 f"the checkpoint in {directory} was made with {key}={then.get(key)!r}, this run has "
                 f"{key}={now.get(key)!r}; use the same settings, or another folder for a new run"
             )
-    if saved.round > rounds:
+    if not 0 <= saved.round <= rounds:
         raise CheckpointError(
             f"the checkpoint in {directory} is of round {saved.round}, but this run has {rounds} rounds"
         )
@@ -149,7 +155,35 @@ def pack(name: str, tree: Any) -> dict[str, np.ndarray]:
 
 def unpack(name: str, arrays: dict[str, np.ndarray], like: Any) -> Any:
     """What :func:`pack` packed, of the form of ``like``."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: arrays[name + jax.tree_util.keystr(path)], like)
+
+    def one(path: Any, like: Any) -> np.ndarray:
+        key = name + jax.tree_util.keystr(path)
+        found, shape = arrays.get(key), np.shape(like)
+        if found is not None and key.startswith(_OF_CLIENTS) and found.ndim > 1:
+            shape = (*shape[:1], found.shape[1], *shape[2:])  # there may be room for more of them than there are
+        if found is None or found.shape != shape or found.dtype != getattr(like, "dtype", found.dtype):
+            has = "nothing" if found is None else f"{found.dtype}{list(found.shape)}"
+            raise CheckpointError(f"the checkpoint has {has} for {key}, which cannot be gone on from; start again")
+        return found
+
+    return jax.tree_util.tree_map_with_path(one, like)
+
+
+def past(saved: Saved, seeds: int, names: Collection[str]) -> dict[str, np.ndarray]:
+    """The columns of the history so far, with these among them."""
+    kept = {name.removeprefix(HISTORY): a for name, a in saved.arrays.items() if name.startswith(HISTORY)}
+    for name in (*names, *kept):
+        if name not in kept or kept[name].shape[:2] != (seeds, saved.round):
+            raise CheckpointError(f"the checkpoint has no history of {name} that can be gone on from; start again")
+    return kept
+
+
+def joined(history: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Parts of a history, [seeds, rounds, ...], as one; the first may be of a checkpoint."""
+    alike = [{name: (a.dtype, a.shape[2:]) for name, a in part.items()} for part in history]
+    if any(each != alike[0] for each in alike):
+        raise CheckpointError("the checkpoint has a history of other columns than this run; start again")
+    return {name: np.concatenate([part[name] for part in history], axis=1) for name in history[0]}
 
 
 def digest(tree: Any) -> str:
@@ -174,8 +208,9 @@ def _rounds(directory: Path) -> list[list[Path]]:
     """The files of every round that has all of them, in the order of the rounds and of the parts."""
     found: dict[tuple[str, str], list[Path]] = {}
     for path in directory.glob("round-*.ckpt"):
-        round, _, part = path.name.removesuffix(".ckpt").partition(".")
-        found.setdefault((round, part.partition("-of-")[2]), []).append(path)
+        named = re.fullmatch(r"(round-\d{9,})(?:\.\d+-of-(\d{1,9}))?\.ckpt", path.name, re.ASCII)
+        if named:  # another file is not ours
+            found.setdefault((named[1], named[2] or ""), []).append(path)
     whole = [key for key, paths in sorted(found.items()) if len(paths) == int(key[1] or 1)]
     return [sorted(found[key], key=lambda path: (len(path.name), path.name)) for key in whole]
 
@@ -184,7 +219,10 @@ def _joined(parts: list[Saved]) -> Saved:
     """One checkpoint, with the memories of all parts' clients."""
     first = parts[0]
     names = [name for name in first.arrays if name.startswith(_OF_CLIENTS)]
-    memories = {name: np.concatenate([part.arrays[name] for part in parts], axis=1) for name in names}
+    try:
+        memories = {name: np.concatenate([part.arrays[name] for part in parts], axis=1) for name in names}
+    except SURPRISES as error:
+        raise CheckpointError(f"the parts of round {first.round} are not of one run ({in_a_line(error)})") from None
     return dataclasses.replace(first, arrays=first.arrays | memories)
 
 
@@ -219,14 +257,19 @@ class Journal:
 
     def keep_in(self, path: Path, length: int = 0) -> None:
         """Append to this file from now on, after the first ``length`` bytes of it, which are read."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(path, "ab", opener=_private) as file:
             size = file.tell()
-            if size < length:
+            if not 0 <= length <= size:
                 raise CheckpointError(f"{path} is cut short: it has {size} bytes of {length}, so start again elsewhere")
             file.truncate(length)
-        for row, arrays in _records(path):
-            self.record(row, arrays)
+        try:
+            for row, arrays in _records(path):
+                self.record(row, arrays)
+        except (safetensors.SafetensorError, *SURPRISES) as error:
+            raise CheckpointError(
+                f"{path} is not what fedsgm writes ({in_a_line(error)}), so start again elsewhere"
+            ) from None
         self._path, self.length = path, length
 
     def flush(self) -> None:
@@ -242,13 +285,17 @@ class Journal:
         self._new.clear()
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def _encode(row: int, values: Mapping[str, np.ndarray]) -> bytes:
     block = safetensors.numpy.save({name: np.asarray(value, order="C") for name, value in values.items()})
     return _RECORD.pack(len(block), zlib.crc32(block, row), row) + block
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    data = memoryview(path.read_bytes())
+    data = memoryview(read_file(path))
     while data:
         size, checksum, row = _RECORD.unpack_from(data) if len(data) >= _RECORD.size else (0, 1, 0)
         block = bytes(data[_RECORD.size : _RECORD.size + size])

@@ -6,9 +6,11 @@ chunk and every point of resuming, and all of them give the same bits.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from fedsgm.base import sizes
 from fedsgm.base.cache import use_compilation_cache
 from fedsgm.base.errors import CheckpointError, SettingError
 from fedsgm.base.layout import Layout, starts_of
+from fedsgm.base.lock import held
 from fedsgm.base.progress import Progress
 from fedsgm.base.structs import as_float32, check_count, replaced
 from fedsgm.core import wire
@@ -35,11 +38,11 @@ from fedsgm.engines.hosts import agreed, all_there
 from fedsgm.engines.offload import Offloaded
 from fedsgm.engines.recording import Ends
 from fedsgm.engines.rounds import Compiled, first_memory
+from fedsgm.results.reading import ALWAYS
 from fedsgm.results.result import Result
 
 _LARGE = 2**24  # bytes of clients' data, from which they are kept off the device where there is nothing to bring back
 _SHARE = 0.25  # of a device's memory, that clients may take
-_HISTORY = "history/"  # before the names of columns in a checkpoint
 _CHUNK_SECONDS = 0.25  # how long a chunk should take: the bar moves, dispatch costs nothing
 
 
@@ -84,7 +87,8 @@ def simulate(
         if offload or debug or block:
             raise SettingError("simulate: offload, debug and block are for problems in JAX; leave them out")
         told = {"rounds": rounds, "seeds": seed_list, "several": seeds is not None, "test": test, "progress": progress}
-        return problem.simulate(algorithm, clients, params, checkpoint, evaluate_every=evaluate_every, **told)
+        with _hold(checkpoint):
+            return problem.simulate(algorithm, clients, params, checkpoint, evaluate_every=evaluate_every, **told)
     use_compilation_cache()
     starts = starts_of(params, seed_list)
     params, layout = starts[0], Layout.of(starts[0])
@@ -97,25 +101,38 @@ def simulate(
     )
     traced, task = as_float32((algorithm, Flat(problem, layout)))
     program = Compiled(traced, task, rounds, len(clients), evaluate_every, debug, block)
-    ground, data = _ground(program, problem, clients, params, np.array(seed_list, np.uint32), offload)
-    run = Run(ground, w)
-    if checkpoint is not None:
-        kept = Checkpoint(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint
-        made_of = {"data": checkpoints.digest(data), "start": checkpoints.digest(w)}
-        run.keep_in(kept, settings | made_of | {"offload": isinstance(ground, Offloaded)})
-    with Progress("FedSGM", rounds, show=progress) as bar, jax.disable_jit(debug), all_there():
-        while run.done < rounds:
-            run.advance()
-            bar.update(run.done, **recording.shown(run.history[-1], problem))
-        bar.doing("measuring what was found")
-        ends = run.ends()
-        values = {"train": ground.values(ends.vectors)}
-        if held_out is not None:
-            values["test"] = recording.values_at(task, ends.vectors, held_out)
+    with _hold(checkpoint, offload):
+        ground, data = _ground(program, problem, clients, params, np.array(seed_list, np.uint32), offload)
+        run = Run(ground, w)
+        if checkpoint is not None:
+            kept = Checkpoint(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint
+            made_of = {"data": checkpoints.digest(data), "start": checkpoints.digest(w)}
+            run.keep_in(kept, settings | made_of | {"offload": isinstance(ground, Offloaded)})
+        with Progress("FedSGM", rounds, show=progress) as bar, jax.disable_jit(debug), all_there():
+            while run.done < rounds:
+                run.advance()
+                bar.update(run.done, **recording.shown(run.history[-1], problem))
+            bar.doing("measuring what was found")
+            ends = run.ends()
+            values = {"train": ground.values(ends.vectors)}
+            if held_out is not None:
+                values["test"] = recording.values_at(task, ends.vectors, held_out)
     unflatten = layout.unflatten if seeds is not None else lambda stack: layout.unflatten(stack[0])
-    result = recording.finished(_join(run.history), ends, values, settings | {"rounds": rounds}, problem, unflatten)
+    history = checkpoints.joined(run.history)
+    result = recording.finished(history, ends, values, settings | {"rounds": rounds}, problem, unflatten)
     recording.check_promise(result, problem, clients, params)
     return result
+
+
+@contextlib.contextmanager
+def _hold(checkpoint: Any, offload: Any = None) -> Iterator[None]:
+    """The folders that a run keeps itself and its clients' memories in; of several processes, the first holds them."""
+    with contextlib.ExitStack() as stack:
+        if checkpoint is not None and jax.process_index() == 0:
+            stack.enter_context(held(Path(getattr(checkpoint, "directory", checkpoint)), "checkpoint"))
+        if isinstance(offload, (str, Path)):
+            stack.enter_context(held(Path(offload), "offload"))
+        yield
 
 
 def _check(rounds: int, seed: int, seeds: int | None, evaluate_every: int | None, block: int | None) -> list[int]:
@@ -206,8 +223,8 @@ class Run:
             )
         if saved is not None:
             self.state = self.ground.unpacked(saved.arrays, self.state)
-            kept = {name: a for name, a in saved.arrays.items() if name.startswith(_HISTORY)}
-            self.history.append({name.removeprefix(_HISTORY): a for name, a in kept.items()})
+            names = (*ALWAYS, *self.ground.program.task.task.bounds)
+            self.history.append(checkpoints.past(saved, len(self.ground.seeds), names))
 
     def advance(self) -> None:
         """One chunk of rounds."""
@@ -224,16 +241,15 @@ class Run:
         self.history.append(chunk)
         self.done = stop
         if self._checkpoint and every and (stop % every == 0 or stop == self.rounds):
-            self.history = [_join(self.history)]
-            arrays = {_HISTORY + name: column for name, column in self.history[0].items()}
+            self.history = [checkpoints.joined(self.history)]
+            arrays = {checkpoints.HISTORY + name: column for name, column in self.history[0].items()}
             arrays |= self.ground.packed(self.state)
             saved = Saved(stop, arrays, self._fingerprint)
             checkpoints.save(Path(self._checkpoint.directory), saved, jax.process_index(), jax.process_count())
 
     def ends(self) -> Ends:
         found, last = jax.tree.map(np.asarray, (self.state.found, self.state.server.replica))
-        return found.ends(last, self.done)
-
-
-def _join(history: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {name: np.concatenate([part[name] for part in history], axis=1) for name in history[0]}
+        ends = found.ends(last, self.done)
+        if not ((ends.rounds >= 0) & (ends.rounds <= self.done)).all():
+            raise CheckpointError("the checkpoint has found something in a round that there was none of; start again")
+        return ends

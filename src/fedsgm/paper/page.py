@@ -13,6 +13,7 @@ import jax
 
 import fedsgm
 from fedsgm.base.files import write_atomically
+from fedsgm.base.progress import say
 from fedsgm.paper import fair_adult, neyman_pearson
 from fedsgm.paper.claims import MOST, NEARLY_ALL, SLIGHT
 from fedsgm.paper.lines import GRID, LASTING
@@ -60,7 +61,7 @@ def reproduce(studies: Sequence[Study], scale: Scale, *, out: Path, page: Path, 
             _draw(findings.picture, pictures / f"{study.name}.{suffix}")
         section = _section(study, runs, findings, pictures.name, seconds(runs, out / "runs"))
         write_atomically(out / "sections" / f"{study.name}.md", section.encode())
-        print(f"{verdicts(study, findings)}\nPicture: {pictures / study.name}.png\n", flush=True)
+        say(f"{verdicts(study, findings)}\nPicture: {pictures / study.name}.png\n")
     title = "A quick look at the paper's results" if scale.quick else "The paper's results"
     introduction = _INTRODUCTION.format(
         title=title,
@@ -78,7 +79,7 @@ def reproduce(studies: Sequence[Study], scale: Scale, *, out: Path, page: Path, 
     sections = _sections(out, page, title)
     text = [introduction, _machine(), _overview(sections), *sections.values()]
     write_atomically(page, "\n".join(text).encode())
-    print(f"Page: {page}")
+    say(f"Page: {page}")
 
 
 def _sections(out: Path, page: Path, title: str) -> dict[str, str]:

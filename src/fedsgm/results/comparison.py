@@ -13,7 +13,7 @@ import numpy as np
 
 from fedsgm.base.files import write_atomically
 from fedsgm.results.method import Method
-from fedsgm.results.plots import bounds, check_format
+from fedsgm.results.plots import bounds, check_format, no_formula
 from fedsgm.results.result import Result, excess
 from fedsgm.results.verdict import aligned, bound_in_words, number
 
@@ -163,7 +163,8 @@ def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
         shown = [(kind, *_course(run, name)) for kind, run in zip(kinds, runs, strict=True) if name in run.history]
         for kind, steps, values in shown:
             axis.plot(steps, values, color=colours[kind], linewidth=1.4, marker="o" if len(steps) == 1 else None)
-        axis.set(xlabel="gradient steps (rounds x E)", ylabel=name, title=f"{name}, mean over seeds")
+        shown_name = no_formula(name)
+        axis.set(xlabel="gradient steps (rounds x E)", ylabel=shown_name, title=f"{shown_name}, mean over seeds")
         axis.grid(alpha=0.25)
         if name in at:
             bounds(axis, at[name], [values for *_, values in shown])
@@ -182,7 +183,7 @@ def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
         scatter.locator_params(axis="x", nbins=4)
     scatter.margins(0.08)
     for i, (kind, row) in enumerate(zip(kinds, rows, strict=True)):
-        label = None if kind in kinds[:i] else kind
+        label = None if kind in kinds[:i] else no_formula(kind)
         scatter.scatter(row.excess, row.objective, color=colours[kind], s=22, alpha=0.7, label=label)
     winner = ranked(rows)[0]
     if winner.feasible and _comparable(rows):
@@ -194,7 +195,7 @@ def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
     fits = int(figure.get_figwidth() / (0.5 + 0.07 * max(map(len, ("best feasible", *kinds)))))  # inches of 8 points
     handles = scatter.get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=max(1, min(fits, 4)), frameon=False, fontsize=8)
-    figure.suptitle(best(rows), fontsize=9, wrap=True)
+    figure.suptitle(no_formula(best(rows)), fontsize=9, wrap=True)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix[1:], dpi=150)
     write_atomically(path, buffer.getvalue())

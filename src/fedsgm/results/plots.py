@@ -31,7 +31,7 @@ def plot(result: Result, path: Path) -> None:
         _spread(axis, result.history, name)
         _lines(axis, result.history[name], result.settings["seeds"])
         _answers(axis, result.history[name], result.answer_round)
-        shown = name.replace("$", r"\$")  # a name from a user's table is no formula
+        shown = no_formula(name)
         whose = "of each client" if f"{name}_best" in result.history else "over all clients"
         axis.set(xlabel="round", title=f"{shown} {whose}")
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
@@ -42,12 +42,17 @@ def plot(result: Result, path: Path) -> None:
         elif name == "objective" and (result.history[name] > 0).any() and not (result.history[name] <= 0).any():
             axis.set_yscale("log")
         axis.legend(loc="lower right" if name == "reward" else "upper right", frameon=False, fontsize=9)
-    figure.suptitle(Method.of(result.settings).title, fontsize=10)
+    figure.suptitle(no_formula(Method.of(result.settings).title), fontsize=10)
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(buffer, format=path.suffix[1:], dpi=150)
     write_atomically(path, buffer.getvalue())
+
+
+def no_formula(text: str) -> str:
+    """A name from a user's table or of a folder, as it is: between two dollars there is no formula."""
+    return text.replace("$", r"\$")
 
 
 def check_format(path: Path) -> None:

@@ -13,12 +13,13 @@ import numpy as np
 
 from fedsgm.base import trees
 from fedsgm.base.describe import describe
-from fedsgm.base.errors import SettingError
-from fedsgm.base.files import write_atomically
+from fedsgm.base.files import write_together
+from fedsgm.results import reading
+from fedsgm.results.reading import KINDS
 
-KINDS = ("last", "average", "best_feasible", "answer")
+__all__ = ["KINDS", "RECENT", "Result", "excess"]
+
 RECENT = 100  # rounds over which the end of a run is judged
-VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -134,20 +135,24 @@ class Result:
         plot(self, Path(path))
 
     def save(self, folder: str | Path) -> None:
-        """Write the run into a folder: ``history.parquet``, ``params.safetensors`` and, last, ``result.json``."""
+        """Write the run into a folder: ``history.parquet``, ``params.safetensors`` and, last, ``result.json``.
+
+        A run that is there can be read until this one is complete.
+        """
+        write_together(Path(folder), self.files())
+
+    def files(self) -> dict[str, bytes]:
+        """What :meth:`save` writes, by name; the last has the digests of the others."""
         import safetensors.numpy
 
-        folder = Path(folder)
         arrays: dict[str, np.ndarray] = {}
         forms = {kind: trees.form(getattr(self, kind), kind, arrays) for kind in KINDS}
         files = {
-            "history.parquet": _to_parquet(self.history, self.settings["seeds"]),
-            "params.safetensors": safetensors.numpy.save(arrays),
+            reading.HISTORY: _to_parquet(self.history, self.settings["seeds"]),
+            reading.PARAMS: safetensors.numpy.save(arrays),
         }
-        for name, data in files.items():
-            write_atomically(folder / name, data)
         document = {
-            "version": VERSION,
+            "version": reading.VERSION,
             "feasible": bool(self.feasible.all()),
             "verdict": self.verdict().splitlines(),
             "answer_round": self.answer_round.tolist(),
@@ -161,44 +166,12 @@ class Result:
             "params": forms,
             "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
         }
-        write_atomically(folder / "result.json", (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
+        return files | {reading.FILE: (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()}
 
     @classmethod
     def load(cls, folder: str | Path) -> Result:
         """Read a run that :meth:`save` wrote. Arrays are equal bit for bit."""
-        import safetensors.numpy
-
-        folder = Path(folder)
-        try:
-            document = json.loads((folder / "result.json").read_bytes(), object_hook=_number)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            raise SettingError(f"{folder} is not a run: it has no result.json") from None
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            raise SettingError(f"{folder}/result.json is damaged: it is not JSON") from None
-        if not isinstance(document, dict) or document.get("version") != VERSION:
-            raise SettingError(f"{folder}/result.json is not of a run this fedsgm reads (format {VERSION})")
-        parts = {"answer_round": list} | dict.fromkeys(("values", "ranges", "settings", "params", "files"), dict)
-        if not all(isinstance(document.get(part), kind) for part, kind in parts.items()):
-            raise SettingError(f"{folder}/result.json is damaged: it lacks one of {', '.join(parts)}")
-        files = {}
-        for name, digest in document["files"].items():
-            path = folder / name
-            files[name] = path.read_bytes() if path.is_file() else b""
-            if hashlib.sha256(files[name]).hexdigest() != digest:
-                raise SettingError(f"{path} is missing or altered: it does not match result.json")
-        arrays = safetensors.numpy.load(files["params.safetensors"])
-        params = {kind: trees.rebuild(form, kind, arrays) for kind, form in document["params"].items()}
-        return cls(
-            history=_from_parquet(files["history.parquet"], len(document["settings"]["seeds"])),
-            answer_round=np.array(document["answer_round"], np.int64),
-            values={
-                part: {name: np.array(rows, np.float32) for name, rows in values.items()}
-                for part, values in document["values"].items()
-            },
-            ranges={name: (float(low), float(high)) for name, (low, high) in document["ranges"].items()},
-            settings=document["settings"],
-            **params,
-        )
+        return cls(**reading.load(Path(folder)))
 
     def evaluated(self) -> np.ndarray:
         """Which rounds' true values were measured; what is not a number in them is a run that diverged."""
@@ -246,12 +219,6 @@ def _finite(settings: Any) -> Any:
     return {"number": str(settings)} if isinstance(settings, float) and not math.isfinite(settings) else settings
 
 
-def _number(found: dict[str, Any]) -> Any:
-    """The number that :func:`_finite` wrote so."""
-    told = found.get("number")
-    return float(told) if len(found) == 1 and told in ("nan", "inf", "-inf") else found
-
-
 def _to_parquet(history: dict[str, np.ndarray], seeds: list[int]) -> bytes:
     """One row a seed and round; what has more axes becomes a list column."""
     import pyarrow as pa
@@ -270,19 +237,3 @@ def _to_parquet(history: dict[str, np.ndarray], seeds: list[int]) -> bytes:
     sink = pa.BufferOutputStream()
     pyarrow.parquet.write_table(pa.table(columns), sink)
     return sink.getvalue().to_pybytes()
-
-
-def _from_parquet(data: bytes, seeds: int) -> dict[str, np.ndarray]:
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    table = pyarrow.parquet.read_table(pa.BufferReader(data))
-    history = {}
-    for name in table.column_names[2:]:
-        column = table[name].combine_chunks()
-        if pa.types.is_fixed_size_list(column.type):
-            values = column.flatten().to_numpy(zero_copy_only=False).reshape(seeds, -1, column.type.list_size)
-        else:
-            values = column.to_numpy(zero_copy_only=False).reshape(seeds, -1)
-        history[name] = values
-    return history

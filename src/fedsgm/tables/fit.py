@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedsgm.base.errors import SettingError
-from fedsgm.base.files import write_atomically
+from fedsgm.base.files import MOST_TEXT, place_of, read_file, write_atomically
 from fedsgm.base.progress import say
 from fedsgm.core.problem import Mean, Problem
 from fedsgm.data.table import Encoder, Table
+from fedsgm.results import reading
 from fedsgm.results.result import Result
 from fedsgm.results.verdict import found, number
 from fedsgm.tables import confidence
@@ -69,35 +71,49 @@ class TableModel:
 
     def save(self, folder: Path) -> None:
         """Write ``model.json`` beside a saved run, whose answer the model has."""
+        write_atomically(folder / FILE, self.file((folder / _PARAMS).read_bytes()))
+
+    def file(self, params: bytes) -> bytes:
+        """What ``model.json`` has, beside a run whose file of parameters is this one."""
         document = {
             "version": _VERSION,
             "target": self.target.to_json(),
             "hidden": self.model.hidden,
             "columns": self.encoder.to_json(),
-            "digest": hashlib.sha256((folder / _PARAMS).read_bytes()).hexdigest(),
+            "digest": hashlib.sha256(params).hexdigest(),
         }
-        write_atomically(folder / FILE, (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode())
+        return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
 
     @classmethod
     def load(cls, folder: str | Path) -> TableModel:
         """Read the model that ``fedsgm fit`` left in a run's folder."""
         folder = Path(folder)
         result = Result.load(folder)
+        last = read_file(folder / reading.FILE)
         try:
-            document = json.loads((folder / FILE).read_bytes())
+            data = read_file(place_of(folder / FILE, last), MOST_TEXT)
+        except FileNotFoundError:
+            raise SettingError(f"{folder} has no {FILE}: give a folder that fedsgm fit wrote") from None
+        with reading.believed(folder / FILE):
+            document = json.loads(data)
             if document["version"] != _VERSION:
                 raise SettingError(f"{folder / FILE} is not of a version that this fedsgm reads ({_VERSION})")
-            if document["digest"] != hashlib.sha256((folder / _PARAMS).read_bytes()).hexdigest():
+            if document["digest"] != json.loads(last)["files"][_PARAMS]:
                 raise SettingError(f"{folder / FILE} belongs to another run than the one in {folder}; fit again")
             target = Target.from_json(document["target"])
             model = target.model(tuple(document["hidden"]))
-            return cls(Encoder.from_json(document["columns"]), model, result.answer, target)
-        except FileNotFoundError:
-            raise SettingError(f"{folder} has no {FILE}: give a folder that fedsgm fit wrote") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, SettingError):
-                raise
-            raise SettingError(f"{folder / FILE} is damaged ({type(error).__name__}: {error}); fit again") from None
+            encoder = Encoder.from_json(document["columns"])
+            _check_params(model, result.answer, len(encoder.features))
+            return cls(encoder, model, result.answer, target)
+
+
+def _check_params(model: MLP, params: Any, features: int) -> None:
+    """They are those of such a model with so many features, or a ValueError."""
+    sizes, logits = [features, *model.hidden], () if model.classes in (None, 2) else (model.classes,)
+    shapes = [((a, b), (b,)) for a, b in itertools.pairwise(sizes)] + [((sizes[-1], *logits), logits)]
+    found = [tuple((layer[name].dtype.name, layer[name].shape) for name in ("w", "b")) for layer in params]
+    if found != [tuple(("float32", shape) for shape in pair) for pair in shapes]:
+        raise ValueError("the parameters of the run are not those of this model")
 
 
 Good = Mapping[str, str]
@@ -226,6 +242,6 @@ def write_predictions(trained: TableModel, table: Table, path: Path | None) -> N
         raise SettingError(f"--out {path}: its name must end in .csv or .parquet")
     data = sink.getvalue().to_pybytes()
     if path is None:
-        say(data.decode(), end="")
+        say(data.decode(), end="", exact=True)
     else:
         write_atomically(path, data)

@@ -29,8 +29,6 @@ from fedsgm.torch.preparing import prepare
 from fedsgm.torch.together import Together
 from fedsgm.torch.worker import Worker
 
-_HISTORY = "history/"  # before the names of columns in a checkpoint
-
 
 def simulate(
     problem: Any,
@@ -77,7 +75,8 @@ def simulate(
         named = layout.unflatten(vectors) | buffers
         return named if several else {name: array[0] for name, array in named.items()}
 
-    result = recording.finished(joined(run.history), ends, values, settings | {"rounds": rounds}, problem, unflatten)
+    history = checkpoints.joined(run.history)
+    result = recording.finished(history, ends, values, settings | {"rounds": rounds}, problem, unflatten)
     recording.check_promise(result, problem)
     return result
 
@@ -149,8 +148,7 @@ class Run:
         if saved is not None:
             self.done = saved.round
             self.states = checkpoints.unpack("states", saved.arrays, self.states)
-            kept = {name: a for name, a in saved.arrays.items() if name.startswith(_HISTORY)}
-            self.history.append({name.removeprefix(_HISTORY): a for name, a in kept.items()})
+            self.history.append(checkpoints.past(saved, len(self.seeds), ("objective", *self.task.task.bounds)))
 
     def advance(self) -> None:
         """One round of every seed."""
@@ -162,8 +160,8 @@ class Run:
         self.done += 1
         kept = self._checkpoint
         if kept is not None and (self.done % kept.every == 0 or self.done == self.rounds):
-            self.history = [joined(self.history)]
-            arrays = {_HISTORY + name: column for name, column in self.history[0].items()}
+            self.history = [checkpoints.joined(self.history)]
+            arrays = {checkpoints.HISTORY + name: column for name, column in self.history[0].items()}
             arrays |= checkpoints.pack("states", self.states)
             checkpoints.save(Path(kept.directory), Saved(self.done, arrays, self._fingerprint))
 
@@ -267,10 +265,6 @@ class Run:
             for name, value in jax_part.values_of(self.task.task, jax_part.stacked(sums), sizes)[0].items():
                 found[name][kind, seed] = value
         return found
-
-
-def joined(history: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {name: np.concatenate([part[name] for part in history], axis=1) for name in history[0]}
 
 
 def _host(tree: Any) -> Any:
