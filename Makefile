@@ -41,6 +41,7 @@ bench: .venv/.dev
 
 fuzz: .venv/.dev
 	$(BIN)/python benchmarks/fuzz_wire.py
+	$(BIN)/python benchmarks/fuzz_files.py $(QUICK)
 
 # The paper's figures and its table, all seeds: hours on 2 cores. What reproductions/ has is not run again.
 results: .venv/.installed

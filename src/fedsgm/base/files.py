@@ -93,6 +93,8 @@ def check_writable(name: str, folder: Path) -> None:
     """Refuse a folder that cannot be made or written in, by trying it where it would be."""
     try:
         path = folder
+        if "\0" in str(folder):  # no command line has it, but a file may
+            raise ValueError("a name with a NUL character")
         while not os.path.lexists(path):
             if len(os.fsencode(path.name)) > os.pathconf("/", "PC_NAME_MAX"):
                 raise ValueError("its name is too long")

@@ -18,6 +18,8 @@ from fedsgm.base.errors import SettingError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+LARGEST = 2**31 - 1  # that a program counts to
+LARGEST_SEED = 2**32 - 1
 _ROLES = (None, "static", "aside")  # of a field: traced, part of the program, or none of it
 
 
@@ -167,7 +169,9 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def check_count(owner: str, name: str, value: Any, *, least: int = 1) -> None:
-    """Refuse what is not a whole number of at least ``least``."""
+def check_count(owner: str, name: str, value: Any, *, least: int = 1, most: int = LARGEST) -> None:
+    """Refuse what is not a whole number of at least ``least``, or is larger than a program can count."""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
         raise SettingError(f"{owner}: {name}={value!r}, but it must be a whole number, {least} or more")
+    if int(value) > most:
+        raise SettingError(f"{owner}: {name}={value}, but it must be at most {most}")

@@ -15,6 +15,8 @@ import typer
 from fedsgm.base.errors import FedSGMError, SettingError
 from fedsgm.base.progress import say
 
+_LONGEST = 2000  # characters of an error
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -83,7 +85,10 @@ def script() -> None:
 
 
 def _stop(message: str, code: int) -> None:
-    say(f"error: {' '.join(message.split())}", file=sys.stderr)
+    line = " ".join(message.split())
+    if len(line) > _LONGEST:  # a cell of a table may have any length
+        line = f"{line[: _LONGEST // 2]} [...] {line[-_LONGEST // 2 :]}"
+    say(f"error: {line}", file=sys.stderr)
     if "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
         os._exit(code)  # one of several processes: what JAX does at the end would wait for the others
     sys.exit(code)

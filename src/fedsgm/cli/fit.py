@@ -13,6 +13,7 @@ import typer
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.progress import say
+from fedsgm.base.structs import check_count
 from fedsgm.cli import config, fitting
 from fedsgm.cli.fitting import Fitting, Given, ModelName, layers_of
 from fedsgm.cli.flags import PROBLEM, RUN, RuleName, RunFlags, command, option, own_parameters
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 SEPARATOR = "Between the values of CSV: one character, or tab; found out unless told."
 DECIMAL = "In numbers of CSV, . or ,; found out unless told."
 ENCODING = "Of CSV, such as latin-1."
+_MOST_SEEDS = 1000  # each is a fit for each bound
 _CONSTRAINTS = (
     'Such as "demographic_parity(sex) <= 0.05" or "error_rate(income == \'>50K\') <= 0.2"; may be given again. '
     f"Kinds: {', '.join((*OF_GROUPS, *OF_CLASS))}."
@@ -112,6 +114,7 @@ def _train(flags: RunFlags, table: Path, **own: Any) -> int:
     fitting.check_confidence(confidence, own["test_fraction"])
     if seeds != 1 and bounds is None:
         raise SettingError(f"--seeds {seeds}: a fit has one seed, --seed; with --bounds it may have several")
+    check_count("fit", "seeds", seeds, most=_MOST_SEEDS)
     given = Given.read(table, own)
     wanted = given.wanted
     at = None if bounds is None else trade_off.parse_bounds(bounds, wanted)

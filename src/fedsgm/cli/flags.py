@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from fedsgm.base.errors import SettingError
+from fedsgm.base.files import check_writable
 from fedsgm.cli import config as config_file
 
 ALGORITHM, PROBLEM, RUN, OUTPUT = "Algorithm", "Problem and data", "Run", "Output"
@@ -175,7 +176,8 @@ class RunFlags:
         if self.radius is not None and self.box is not None:
             raise SettingError("--radius and --box: give one of them, X is a ball or a box")
         for flag, folder in (("--out", self.out), ("--checkpoint", self.checkpoint)):
-            check_folder(flag, folder)
+            if folder is not None:
+                check_writable(flag, folder)
 
     def settings(self) -> dict[str, Any]:
         """What a configuration file would need to repeat the run."""
@@ -235,10 +237,3 @@ def _parameters() -> list[inspect.Parameter]:
         )
         for field in dataclasses.fields(RunFlags)
     ]
-
-
-def check_folder(flag: str, folder: Path | None) -> None:
-    """Refuse, before the run, a folder that cannot be made because a file is in its way."""
-    for path in () if folder is None else (folder, *folder.parents):
-        if path.exists() and not path.is_dir():
-            raise SettingError(f"{flag} {folder}: {path} is a file, but a folder is needed there")

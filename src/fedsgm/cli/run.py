@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedsgm.base.errors import SettingError
+from fedsgm.base.files import check_writable
 from fedsgm.base.progress import say
 from fedsgm.cli import building, config
 from fedsgm.cli.flags import OUTPUT, RUN, RunFlags, command, option, own_parameters
@@ -56,6 +57,8 @@ def _add(name: str) -> None:
     ) -> int:
         if render is not None and render.suffix != ".gif":
             raise SettingError(f"--render {render}: the name of a moving picture must end in .gif")
+        if render is not None:
+            check_writable("--render", render.parent)
         first = _joined(coordinator, processes, process)
         problem, load = setup.make(**own)
         if not first:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from fedsgm.base.errors import SettingError
-from fedsgm.base.structs import check_count, check_number
+from fedsgm.base.structs import LARGEST_SEED, check_count, check_number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -151,7 +151,7 @@ def split(examples: Any, *, clients: int | None = None, scheme: Scheme | None = 
     (3, [4, 3, 3])
     """
     scheme = scheme or iid()
-    check_count("split", "seed", seed, least=0)
+    check_count("split", "seed", seed, least=0, most=LARGEST_SEED)
     examples = jax.tree.map(np.asarray, examples)
     total = length(examples, "the data")
     check_finite(examples, "the data")

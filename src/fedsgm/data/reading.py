@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedsgm.base.errors import SettingError
+from fedsgm.base.files import read_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,6 +24,7 @@ LARGEST = 2**53  # whole numbers beyond it have no float64 of their own
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _SEPARATORS = ",;\t"
 _FIRST = 2**24  # bytes that are looked at for the columns' names
+_AMPLE, _TIMES = 2**26, 200  # bytes that a compressed table may come to, and how many a byte of it beyond that
 _NUMBER = r"^[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:inf|infinity))$"
 _COMMA_NUMBER = _NUMBER.replace(r"\.", ",")
 _SURELY_DECIMAL = r"^[+-]?\d*,(\d{1,2}|\d{4,})([eE][+-]?\d+)?$"  # where 1,234 may be a thousand and more
@@ -81,7 +83,7 @@ def read_table(
     path = Path(path)
     if not path.is_file():
         raise SettingError(f"{path}: {'a folder' if path.is_dir() else 'there is no such file'}; give a CSV or Parquet")
-    return parse_table(path.read_bytes(), str(path), texts, written=written, used=used)
+    return parse_table(read_file(path, links=True), str(path), texts, written=written, used=used)
 
 
 def parse_table(
@@ -100,11 +102,13 @@ def parse_table(
         data = _decompressed(data)
         is_parquet = data[:4] == b"PAR1"
         if is_parquet:
-            table = pyarrow.parquet.read_table(pa.BufferReader(data))
+            table = _parse_parquet(data)
         else:
             table, decimal = _parse_csv(_utf8(data, owner, written.encoding), written)
+    except SettingError as error:
+        raise error if str(error).startswith(owner) else SettingError(f"{owner}: {error}") from None
     except (pa.ArrowException, OSError) as error:
-        first = str(error).splitlines()[0]
+        first = (str(error).splitlines() or [type(error).__name__])[0]
         raise SettingError(f"{owner}: not a table in CSV or Parquet: {first}") from None
     names = [name.strip() for name in table.column_names]
     for name in names:
@@ -141,7 +145,14 @@ def _decompressed(data: bytes) -> bytes:
 
     for magic, codec in _COMPRESSED.items():
         if data.startswith(magic):
-            return bytes(pa.CompressedInputStream(pa.BufferReader(data), codec).read())
+            most = _AMPLE + _TIMES * len(data)
+            found = bytes(pa.CompressedInputStream(pa.BufferReader(data), codec).read(most + 1))
+            if len(found) > most:
+                raise SettingError(
+                    f"a file of {len(data)} bytes in {codec} comes to more than {most}, which no table does; "
+                    "decompress it yourself if it is one"
+                )
+            return found
     return data
 
 
@@ -156,6 +167,18 @@ def _utf8(data: bytes, owner: str, encoding: str) -> bytes:
             "with --encoding, such as latin-1"
         ) from None
     return text.encode()
+
+
+def _parse_parquet(data: bytes) -> pa.Table:
+    """A table of as many rows as its bytes may have: a few can say that there are billions of the same."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(pa.BufferReader(data))
+    cells = file.metadata.num_rows * file.metadata.num_columns
+    if cells > _AMPLE + _TIMES * len(data):
+        raise SettingError(f"a Parquet file of {len(data)} bytes has {cells} values, which no table does")
+    return file.read()
 
 
 def _parse_csv(data: bytes, written: Written) -> tuple[pa.Table, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
@@ -35,8 +36,7 @@ class Summary:
         """Of all rows' values, with nothing untold. What is infinite is missing."""
         if values.dtype == object:
             present = [value for value in values if value is not None]
-            names, counts = np.unique(np.array(present, dtype=str), return_counts=True)
-            named = dict(zip(map(str, names), map(int, counts), strict=True))
+            named = dict(sorted(collections.Counter(map(str, present)).items()))
             return cls(TEXT, len(present), missing=len(values) - len(present), categories=named)
         kind = DATE if values.dtype.kind == "M" else NUMBER
         numbers = days(values) if kind == DATE else values

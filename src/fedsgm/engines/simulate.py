@@ -24,7 +24,7 @@ from fedsgm.base.errors import CheckpointError, SettingError
 from fedsgm.base.layout import Layout, starts_of
 from fedsgm.base.lock import held
 from fedsgm.base.progress import Progress
-from fedsgm.base.structs import as_float32, check_count, replaced
+from fedsgm.base.structs import LARGEST_SEED, as_float32, check_count, replaced
 from fedsgm.core import wire
 from fedsgm.core.algorithm import Flat
 from fedsgm.core.problem import Problem
@@ -43,6 +43,7 @@ from fedsgm.results.result import Result
 
 _LARGE = 2**24  # bytes of clients' data, from which they are kept off the device where there is nothing to bring back
 _SHARE = 0.25  # of a device's memory, that clients may take
+_MOST_SEEDS = 2**16  # at once
 _CHUNK_SECONDS = 0.25  # how long a chunk should take: the bar moves, dispatch costs nothing
 
 
@@ -138,9 +139,9 @@ def _hold(checkpoint: Any, offload: Any = None) -> Iterator[None]:
 def _check(rounds: int, seed: int, seeds: int | None, evaluate_every: int | None, block: int | None) -> list[int]:
     """The seeds, after a look at all numbers."""
     check_count("simulate", "rounds", rounds)
-    check_count("simulate", "seed", seed, least=0)
+    check_count("simulate", "seed", seed, least=0, most=LARGEST_SEED)
     check_count("simulate", "evaluate_every", 1 if evaluate_every is None else evaluate_every, least=0)
-    check_count("simulate", "seeds", 1 if seeds is None else seeds)
+    check_count("simulate", "seeds", 1 if seeds is None else seeds, most=_MOST_SEEDS)
     check_count("simulate", "block", 1 if block is None else block)
     if seed + (seeds or 1) > 2**32:
         raise SettingError(f"simulate: seed={seed}, but seeds must be below {2**32}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedsgm.base.errors import SettingError
-from fedsgm.cli.flags import check_folder
+from fedsgm.base.files import check_writable
 
 
 def reproduce(
@@ -49,7 +49,7 @@ def reproduce(
         raise SettingError(f"--page {page}: the name of a page must end in .md")
     chosen = STUDIES if "all" in names else dict.fromkeys(names)  # type: ignore[operator, arg-type]
     folder = out or Path("reproductions-quick" if quick else "reproductions")
-    check_folder("--out", folder)
+    check_writable("--out", folder)
     pages.reproduce(
         [STUDIES[name] for name in chosen],
         Scale(quick, adult),

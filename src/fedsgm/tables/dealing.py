@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from fedsgm.base.errors import SettingError
-from fedsgm.base.structs import check_count
+from fedsgm.base.structs import LARGEST_SEED, check_count
 from fedsgm.data import Clients
 from fedsgm.data.clients import check_finite, rows_of_each
 from fedsgm.data.table import MOST_CATEGORIES, Encoder, Table, as_text, column, numbered
@@ -90,7 +90,7 @@ def check_settings(wanted: Sequence[Wanted], test_fraction: float, seed: int, we
     """Refuse what no table can be prepared with."""
     if not 0 <= test_fraction < 1:
         raise SettingError(f"the held-out fraction is {test_fraction:g}, but it must be from 0 to below 1")
-    check_count("fit", "seed", seed, least=0)
+    check_count("fit", "seed", seed, least=0, most=LARGEST_SEED)
     names = [one.name for one in wanted]
     for name in names:
         if names.count(name) > 1:

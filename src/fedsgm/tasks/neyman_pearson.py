@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedsgm.base.structs import check_count
+from fedsgm.base.structs import LARGEST_SEED, check_count
 from fedsgm.core.problem import Mean, Problem
 from fedsgm.data import Clients, iid, split
 from fedsgm.data.breast_cancer import breast_cancer
@@ -40,7 +40,7 @@ def neyman_pearson(bound: float = 0.05) -> Problem:
 
 def load(*, clients: int = 20, split_seed: int = 0) -> tuple[Clients, dict[str, Any], dict[str, Any]]:
     """The experiment's clients, held-out examples and starting parameters (zero, d = 31)."""
-    check_count("load", "split_seed", split_seed, least=0)
+    check_count("load", "split_seed", split_seed, least=0, most=LARGEST_SEED)
     train, test = breast_cancer(split=split_seed)
     params = {"w": np.zeros(train["x"].shape[1], np.float32), "b": np.float32(0)}
     dealt = split(train, clients=clients, scheme=iid(stratify="y"), seed=split_seed)

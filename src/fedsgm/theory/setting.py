@@ -8,6 +8,7 @@ from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_count, check_number, check_participants
 
 FORMS = ("proof", "statement")
+_ANY = 2**63  # a theorem may ask for more than a program counts to
 QUERIES = ("participants", "all", "memory")
 
 
@@ -66,7 +67,7 @@ class Setting:
         if self.gradient_noise is not None:
             check_number("guarantee", "gradient_noise", self.gradient_noise, least=0)
             check_number("guarantee", "query_noise", self.query_noise, least=0)
-            check_count("guarantee", "query_size", self.query_size)
+            check_count("guarantee", "query_size", self.query_size, most=_ANY)
         if self.weak_convexity is not None:
             check_number("guarantee", "weak_convexity", self.weak_convexity, least=0)
             check_number("guarantee", "proximal", self.proximal, above=2 * self.weak_convexity)
@@ -120,8 +121,8 @@ class Setting:
         if self.query not in QUERIES:
             raise SettingError(f"guarantee: query={self.query!r}, but it must be 'participants', 'all' or 'memory'")
         for name in ("rounds", "local_steps", "clients"):
-            check_count("guarantee", name, getattr(self, name))
-        check_count("guarantee", "participants", self.drawn)
+            check_count("guarantee", name, getattr(self, name), most=_ANY)
+        check_count("guarantee", "participants", self.drawn, most=_ANY)
         for name in ("distance", "lipschitz"):
             check_number("guarantee", name, getattr(self, name), above=0)
         check_number("guarantee", "sigma", self.sigma, least=0)

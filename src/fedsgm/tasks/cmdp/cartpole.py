@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.base.errors import SettingError
-from fedsgm.base.structs import check_count, check_number
+from fedsgm.base.structs import LARGEST_SEED, check_count, check_number
 from fedsgm.core.algorithm import FedSGM
 from fedsgm.core.rules import Soft
 from fedsgm.tasks.cmdp.policies import MLP, Categorical, Gaussian
@@ -23,6 +23,7 @@ _GRAVITY, _CART, _POLE, _HALF_LENGTH, _FORCE, _TAU = 9.8, 1.0, 0.1, 0.5, 10.0, 0
 _TOTAL, _MOMENT = _CART + _POLE, _POLE * _HALF_LENGTH
 EDGE, FALL = 2.4, 12 * 2 * math.pi / 360
 BANDS = ((-2.4, -2.2), (-1.3, -1.1), (-0.1, 0.1), (1.1, 1.3), (2.2, 2.4))
+_MOST_CLIENTS = 10**6
 HORIZON = 200
 SETTINGS = {"radius": 0.02, "schedule": HarmonicDecay(100), "damping": 0.01, "mix": "steps"}
 INTEGRATORS = ("euler", "semi-implicit")
@@ -118,9 +119,9 @@ def load(
         policy_seed: of the policy that every run starts from; with None, each starts from that of its own seed.
         settings: of :class:`CMDP`, in place of those that are known to work here.
     """
-    check_count("load", "clients", clients)
+    check_count("load", "clients", clients, most=_MOST_CLIENTS)
     if policy_seed is not None:
-        check_count("load", "policy_seed", policy_seed, least=0)
+        check_count("load", "policy_seed", policy_seed, least=0, most=LARGEST_SEED)
     environment = environment or CartPole()
     low, high = budgets
     policy = MLP((4, *hidden, 2), Gaussian() if environment.continuous else Categorical())
