@@ -56,7 +56,8 @@ def load(name: str, folder: Path) -> dict[str, np.ndarray]:
         table = parse_table(",".join(adult.COLUMNS).encode() + b"\n" + data, "adult")
         table = {column: values for column, values in table.items() if column not in ("fnlwgt", "education")}
     else:
-        table = TABLES[name].load()
+        given = folder / Path(TABLES[name].member).name  # census is not fetched
+        table = TABLES[name].load(given if given.exists() else None)
     known = np.char.lower(table[(GROUPS | HELD_OUT)[name]].astype(str)) != "unknown"
     common = {column: without_rare(values[known]) for column, values in table.items()}
     return {column: values for column, values in common.items() if values is not None}
