@@ -4,9 +4,8 @@
     python benchmarks/flower.py [--quick]
 
 A SuperLink and three SuperNodes as processes on this machine, with TLS and registered keys, beside the same run over
-NVIDIA FLARE. A round is two exchanges. Each is watched from the server (seconds from its requests to its last answer),
-from the nodes (how long each message had a Python process of its own), and by the clients themselves (seconds of work).
-What is left is waiting: Flower's nodes look for messages every 3 s, and for answers every 0.5 s.
+NVIDIA FLARE. A round is two exchanges; the parts are those of the client that answers last. Flower's nodes look for
+messages every 3 s and for answers every 0.5 s, and start a Python process for every message.
 """
 
 from __future__ import annotations
@@ -24,15 +23,53 @@ from pathlib import Path
 import psutil
 
 CLIENTS, FIRST = 3, 2  # rounds that are not counted: in the first, programs are compiled
-MESSAGE = "flwr-clientapp"
+PARTS = {
+    "waiting until the node has looked and starts the message's process": (0, 1),
+    "that process's start: Python, Flower's imports, the app's installation": (1, 2),
+    "the request in the resident process, with the client's work": (2, 3),
+    "the way back: the node looks for the answer, the server for that": (3, 4),
+}
+# What the app does besides: it writes down when things happen.
+CLIENT = """
+
+import psutil
+
+_answer = _reply
+
+
+def _reply(asked, context):
+    called = time.time()
+    try:
+        return _answer(asked, context)
+    finally:
+        with open(os.path.join(os.environ["FEDSGM_STATE"], "clients.txt"), "a") as file:
+            file.write(f"{psutil.Process().create_time()} {called} {time.time()}\\n")
+"""
+SERVER = """
+import os
+import time
+
+from fedsgm.federation.flower.transport import FlowerTransport
+
+_ask = FlowerTransport._ask
+
+
+def ask(self, records, seconds):
+    began, replies = time.time(), _ask(self, records, seconds)
+    with open(os.path.join(os.environ["FEDSGM_STATE"], "server.txt"), "a") as file:
+        file.write(f"{began} {time.time()}\\n")
+    return replies
+
+
+FlowerTransport._ask = ask
+"""
 
 
 class Watch:
-    """Looks at a federation's processes: when each process of a message was there, and the CPU seconds of all."""
+    """Looks at a run: when each round was done, and the CPU seconds of the federation's processes."""
 
     def __init__(self, mark: str, state: Path) -> None:
         self.rounds: dict[int, float] = {}
-        self.messages: dict[int, tuple[float, float]] = {}  # first and last seen, by process
         self.cpu: dict[int, tuple[str, float]] = {}
         self._mark, self._state, self._over = mark, state, threading.Event()
         self._thread = threading.Thread(target=self._look)
@@ -47,27 +84,34 @@ class Watch:
 
     def _look(self) -> None:
         from federation import rounds_of
-        from fedsgm.federation.guard import marked
+        from fedsgm.federation.guard import MARK
 
-        while not self._over.is_set():
-            now = time.perf_counter()
-            self.rounds.setdefault(rounds_of(self._state), now)
-            for process in marked(self._mark):
+        others: set[int] = set()  # a process is asked once whose it is: asking all again would slow the run
+        for turn in itertools.count():
+            if self._over.is_set():
+                return
+            self.rounds.setdefault(rounds_of(self._state), time.time())
+            for pid in [] if turn % 5 else psutil.pids():
                 try:
-                    words, taken = process.cmdline(), process.cpu_times()
+                    process = psutil.Process(pid) if pid not in others else None
+                    if process is None or process.environ().get(MARK) != self._mark:
+                        others.add(pid)
+                        continue
+                    words, taken = [Path(word).name for word in process.cmdline()], process.cpu_times()
                 except psutil.Error:
                     continue
-                name = next((Path(word).name for word in words if Path(word).name.startswith(("flwr-", "flower-"))), "")
-                self.cpu[process.pid] = (name or "resident", taken.user + taken.system)
-                if name == MESSAGE:
-                    self.messages[process.pid] = (self.messages.get(process.pid, (now, now))[0], now)
+                name = next((word for word in words if word.startswith(("flwr-", "flower-"))), "resident")
+                self.cpu[pid] = (name, taken.user + taken.system)
             time.sleep(0.05)
+
+
+def numbers(path: Path) -> list[list[float]]:
+    return [[float(word) for word in line.split()] for line in path.read_text().splitlines()]
 
 
 def over_flower(rounds: int) -> None:
     """Run it, and print what its rounds are made of."""
     import federation as task
-    import fedsgm as fs
     from fedsgm.federation.flower import apps
     from fedsgm.federation.flower.local import FlowerFederation
 
@@ -81,27 +125,30 @@ def over_flower(rounds: int) -> None:
             settings={"kind": "small", "rounds": rounds},
             files=[Path(task.__file__)],
         )
+        for name, more in {"client_app.py": CLIENT, "server_app.py": SERVER}.items():
+            (app / name).write_text((app / name).read_text() + more)
         with Watch(federation.mark, federation.state / "server" / "small") as watch:
-            result = fs.Result.load(federation.run(app, "small", show=False))
+            federation.run(app, "small", show=False)
+        exchanges, messages = (numbers(federation.state / f"{side}.txt") for side in ("server", "clients"))
     times = [watch.rounds[done] for done in sorted(watch.rounds) if FIRST <= done <= rounds]
     seconds = [later - earlier for earlier, later in itertools.pairwise(times)]
-    lived = [last - first for first, last in watch.messages.values() if times[0] <= first and last <= times[-1]]
-    work = [account["seconds"] / account["answered"] for account in result.settings["federation"]["clients"]]
-    a_round, a_message = statistics.median(seconds), statistics.median(lived)
+    a_round = statistics.median(seconds)
     print(
-        f"\n{CLIENTS} clients, d = 31, over Flower: {a_round:.2f} s a round, {min(seconds):.2f} to {max(seconds):.2f}"
+        f"\n{CLIENTS} clients, d = 31, over Flower: {a_round:.1f} s a round, {min(seconds):.1f} to {max(seconds):.1f}"
     )
-    print(
-        f"  {2 * a_message:.2f} s are two messages' own Python processes ({a_message:.2f} s each, {CLIENTS} at a time)"
-    )
-    print(f"  {max(work):.3f} s are the clients' work, the first round's compilation included")
-    print(f"  {a_round - 2 * a_message:.2f} s are left: waiting for the next look, and carrying")
+    whole = []
+    for began, ended in exchanges:
+        last = max((each for each in messages if began <= each[0] and each[2] <= ended), key=lambda each: each[2])
+        if times[0] - 1 <= began and ended <= times[-1]:
+            whole.append((began, *last, ended))
+    for what, (start, end) in PARTS.items():
+        print(f"  {2 * statistics.mean(each[end] - each[start] for each in whole):5.2f} s {what}")
     spent: dict[str, list[float]] = {}
     for name, taken in watch.cpu.values():
         spent.setdefault(name, []).append(taken)
     print("  CPU seconds of the whole run, and processes:")
     for name, each in sorted(spent.items(), key=lambda pair: -sum(pair[1])):
-        print(f"    {name:20}{sum(each):8.1f}{len(each):5}")
+        print(f"    {name:20}{sum(each):6.1f}{len(each):5}")
 
 
 def main() -> None:

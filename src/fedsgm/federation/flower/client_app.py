@@ -85,7 +85,7 @@ def _setup(name: str, context: Context) -> dict[str, Any]:
     return {
         "experiment": str(config["experiment"]),
         "data": str(config["data"]),
-        "settings": json.loads(str(config["settings"])),
+        "settings": json.loads(str(config.get("settings", "{}"))),
         "name": name,
         "state_dir": str((Path(str(own)).expanduser() / "fedsgm" if own else root) / run),
         "path": [str(Path(str(own)).expanduser()), *code] if own else code,

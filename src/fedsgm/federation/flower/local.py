@@ -24,6 +24,7 @@ from fedsgm.federation.sites import Sites, free_port
 OUTCOME, PROGRESS, RESULT = "outcome.json", "progress.json", "result"  # of the run's folder on the server
 _HOST, _LINK = "127.0.0.1", "local"
 _EVERY = 0.2  # seconds between two looks at the run
+_LOOK_EVERY = 1.0  # seconds between two looks for the run's process
 _BEGIN = 120.0  # seconds that the run's process has to begin
 _TRIES = 3  # times that a run is begun again without a new round
 _COMMANDS = (
@@ -91,7 +92,7 @@ class FlowerFederation(Sites):
     def environment(self, site: str) -> Mapping[str, str]:
         return apps.quiet(os.environ) | {
             "FLWR_HOME": str(self.home(site) / "flwr"),
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # each poll costs some milliseconds
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",  # each poll costs some milliseconds
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))),
         }
 
@@ -134,7 +135,9 @@ class FlowerFederation(Sites):
 
     def _follow(self, folder: Path, show: bool) -> dict[str, Any]:
         """How a run ended; nothing, if its process is gone without a word."""
-        link, began, seen, shown = self.processes[self.server], time.monotonic(), False, -1
+        link, began, shown = self.processes[self.server], time.monotonic(), -1
+        serving: psutil.Process | None = None
+        next_look = began
         with contextlib.ExitStack() as open_bars:
             bar: Progress | None = None
             while True:
@@ -148,19 +151,26 @@ class FlowerFederation(Sites):
                     bar.update(shown, **done["values"])
                 if end := _read(folder / OUTCOME):
                     return end
-                works = self._works()
-                seen |= works
-                late = not seen and time.monotonic() > began + _BEGIN
-                if self.processes[self.server] is not link or late or (seen and not works):
+                now = time.monotonic()
+                if serving is None and now > next_look:
+                    serving, next_look = self._serving(), now + _LOOK_EVERY
+                gone = now > began + _BEGIN if serving is None else not _lives(serving)
+                if gone or self.processes[self.server] is not link:
                     return _read(folder / OUTCOME)
 
-    def _works(self) -> bool:
-        """Whether the run's process on the server is there."""
+    def _serving(self) -> psutil.Process | None:
+        """The run's process on the server."""
         for process in guard.marked(self.mark):
             with contextlib.suppress(psutil.Error):
                 if any(word.endswith("flwr-serverapp") for word in process.cmdline()):
-                    return True
-        return False
+                    return process
+        return None
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _read(path: Path) -> dict[str, Any]:

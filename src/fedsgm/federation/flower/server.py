@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from pathlib import Path
 
@@ -19,8 +18,7 @@ from fedsgm.federation.flare.kits import check_run
 from fedsgm.federation.flower.transport import FlowerTransport
 
 OUTCOME, PROGRESS, RESULT = "outcome.json", "progress.json", "result"  # in the run's folder on the server
-
-log = logging.getLogger(__name__)
+_WAIT = 60.0  # seconds that clients have to join, unless the app says otherwise
 
 
 def run_folder(run: str) -> Path:
@@ -40,8 +38,8 @@ def main(grid: Grid, context: Context, code: Path) -> None:
         report = _Written(folder / PROGRESS)
         transport = FlowerTransport(names, grid)
         try:
-            stated = find(config["experiment"], [code])(**json.loads(config["settings"]))
-            transport.await_clients(float(config["wait"]))
+            stated = find(config["experiment"], [code])(**json.loads(config.get("settings", "{}")))
+            transport.await_clients(float(config.get("wait", _WAIT)))
             say(job.run(stated, transport, folder, folder / RESULT, report).verdict())
             say(f"The run is in {folder / RESULT}; fedsgm show prints it again.")
         except Exception as error:

@@ -19,7 +19,7 @@ from fedsgm.federation.protocol import Failure, one_line
 
 RECORD = "fedsgm"  # of a message
 LARGEST = 1 << 30  # bytes of an answer
-_LOOK_EVERY = 0.1  # seconds between two looks for answers
+_LOOK_EVERY = 0.2  # seconds between two looks for answers, each a request to the SuperLink
 _LOAD = 600.0  # seconds that the clients have to load their data
 _ASK = 60.0  # seconds that nodes have to say their names
 
