@@ -201,7 +201,7 @@ def fuzz(count: int, seed: int, sound: Sound, kinds: list[str]) -> dict[str, Cou
     outcomes: dict[str, Counter[str]] = {}
     folder = sound.folder
     wrong = []
-    with _within(MEMORY), mock.patch.object(fs, "simulate", _begin):
+    with mock.patch.object(fs, "simulate", _begin):
         for kind in kinds:
             place, damage, reads = KINDS[kind]
             path, rng = folder / place, random.Random(f"{seed} {kind}")
@@ -212,7 +212,7 @@ def fuzz(count: int, seed: int, sound: Sound, kinds: list[str]) -> dict[str, Cou
                     path.write_bytes(damage(whole, rng))
                     _digested(sound.fit, place)
                     try:
-                        with _in_time():
+                        with _within(MEMORY), _in_time():
                             outcomes[kind][reads(sound, path)] += 1
                     except Exception as error:
                         at = [

@@ -146,13 +146,15 @@ def _decompressed(data: bytes) -> bytes:
     for magic, codec in _COMPRESSED.items():
         if data.startswith(magic):
             most = _AMPLE + _TIMES * len(data)
-            found = bytes(pa.CompressedInputStream(pa.BufferReader(data), codec).read(most + 1))
+            stream, found = pa.CompressedInputStream(pa.BufferReader(data), codec), bytearray()
+            while len(found) <= most and (part := stream.read(2**20)):
+                found += part
             if len(found) > most:
                 raise SettingError(
                     f"a file of {len(data)} bytes in {codec} comes to more than {most}, which no table does; "
                     "decompress it yourself if it is one"
                 )
-            return found
+            return bytes(found)
     return data
 
 
