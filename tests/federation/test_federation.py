@@ -404,3 +404,15 @@ def test_nobody_is_asked_again_for_what_it_has_told(tmp_path):
         transport = Listening.of(Program.of(algorithm, PROBLEM, PARAMS), CLIENTS, tmp_path / str(every))
         fs.federate(algorithm, PROBLEM, transport, PARAMS, rounds=2, evaluate_every=every, progress=False)
         assert asked == kinds
+
+
+def test_what_a_client_keeps_is_its_owner_s_alone(tmp_path):
+    """Its error memory is made of its data."""
+    algorithm = dataclasses.replace(ALGORITHM, participants=None)
+    transport = InProcess.of(Program.of(algorithm, PROBLEM, PARAMS), CLIENTS, tmp_path / "clients")
+    fs.federate(algorithm, PROBLEM, transport, PARAMS, rounds=1, progress=False)
+    kept = list((tmp_path / "clients").rglob("state"))
+    assert len(kept) == len(CLIENTS)
+    for path in kept:
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o700

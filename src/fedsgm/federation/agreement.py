@@ -68,7 +68,7 @@ def _agreed(stated: Preparation, talk: Talk, folder: Path | None) -> Any:
         return agreed
     agreed = json.loads(json.dumps(stated.agree(talk.describe())))  # as the clients will have it
     if folder is not None:
-        write_atomically(folder / _FILE, json.dumps({"asked": asked, "agreed": agreed}).encode())
+        write_atomically(folder / _FILE, json.dumps({"asked": asked, "agreed": agreed}).encode(), private=True)
     return agreed
 
 

@@ -87,7 +87,7 @@ class Store:
             arrays |= {"made_of": _as_array(sent.made_of), "message": _as_array(sent.message)}
             arrays |= checkpoint.pack("before", sent.before)
         numbers["sent"] = NOTHING if sent is None else sent.round
-        write_atomically(self._path, checkpoint.dump(Saved(state.version, arrays, numbers)))
+        write_atomically(self._path, checkpoint.dump(Saved(state.version, arrays, numbers)), private=True)
 
     def read(self) -> State | None:
         """What was written last; None if there is nothing, or only what another algorithm has left."""
