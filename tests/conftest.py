@@ -35,7 +35,23 @@ def peak_memory():
 
 def pytest_collection_modifyitems(items):
     """Tests of real processes first: they mostly wait, and nobody should wait for them in the end."""
-    items.sort(key=lambda item: item.path.name != "test_flare.py")
+    waiting = ("test_flower.py", "test_flare.py", "test_torch_project.py")
+    items.sort(key=lambda item: item.path.name not in waiting)
+
+
+def forget_programs():
+    """What was compiled leaves memory."""
+    jax.clear_caches()
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)  # what programs leave is in pieces: without it hundreds of MB stay
+
+
+@pytest.fixture
+def _programs_go_with_their_test():
+    """For tests that have nothing in common."""
+    yield
+    forget_programs()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,10 +59,7 @@ def _programs_go_with_their_module():
     """What a module has compiled leaves memory with it; the module in which a process outgrows its memory fails."""
     before = peak_memory()
     yield
-    jax.clear_caches()
-    gc.collect()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)  # what programs leave is in pieces: without it hundreds of MB stay
+    forget_programs()
     after = peak_memory()
     assert not before <= MOST_MEMORY < after, f"memory went from {before / 2**30:.2f} to {after / 2**30:.2f} GB"
 

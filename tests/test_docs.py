@@ -76,7 +76,7 @@ def run(language, text, names, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("language", "text", "found"), BLOCKS)
-@pytest.mark.usefixtures("folder")
+@pytest.mark.usefixtures("folder", "_programs_go_with_their_test")
 def test_code_block_runs(language, text, found, monkeypatch, capsys):
     """And a program's verdicts are those that the page shows, or that its runs are within every bound."""
     printed = run(language, text, {"__name__": "example"}, monkeypatch, capsys)

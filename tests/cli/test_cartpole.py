@@ -142,7 +142,9 @@ def test_render(tmp_path, monkeypatch):
 
     def simulate(*given, **_):
         answer = jax.tree.map(lambda a: np.stack([a, a + 1]), given[3](0))
-        return SimpleNamespace(answer=answer, verdict=lambda: "", save=lambda _: None, plot=lambda _: None)
+        return SimpleNamespace(
+            answer=answer, verdict=lambda: "", files=lambda: {"result.json": b""}, plot=lambda _: None
+        )
 
     monkeypatch.setattr(fs, "simulate", simulate)
     called = call("run", "cartpole", "--out", tmp_path / "run", "--render", tmp_path / "a.gif")

@@ -62,7 +62,7 @@ def test_checkpoint_and_resume(base, tmp_path):
     """Three rounds, then on to five: the bits of a run that was not interrupted."""
     saved = ("--checkpoint", tmp_path / "saved")
     run(tmp_path / "first", *saved, "--rounds", "3")
-    assert [path.name for path in (tmp_path / "saved").iterdir()] == ["round-000000003.ckpt"]
+    assert [path.name for path in (tmp_path / "saved").glob("*.ckpt")] == ["round-000000003.ckpt"]
     resumed = run(tmp_path / "run", *saved, "--resume")
     assert same_bits(resumed.folder, base.folder)
     assert (tmp_path / "saved" / "round-000000005.ckpt").is_file()
@@ -76,7 +76,7 @@ def test_resume_begins_where_there_is_nothing_yet(base, tmp_path):
 
 def test_checkpoint_every(tmp_path):
     run(tmp_path / "run", "--checkpoint", tmp_path / "saved", "--checkpoint-every", "2")
-    names = sorted(path.name for path in (tmp_path / "saved").iterdir())
+    names = sorted(path.name for path in (tmp_path / "saved").glob("*.ckpt"))
     assert names == ["round-000000004.ckpt", "round-000000005.ckpt"]
 
 

@@ -361,7 +361,7 @@ def test_a_client_may_lack_a_group_that_others_have(tmp_path):
         ({"min_participants": 0}, "min_participants=0, but it must be a whole number, 1 or more"),
         ({"timeout": 0.0}, r"timeout=0\.0, but it must be a finite number above 0"),
         ({"rounds": 0}, "rounds=0, but it must be"),
-        ({"seed": 2**32}, "seeds must be below"),
+        ({"seed": 2**32}, "seed=4294967296, but it must be at most 4294967295"),
         ({"algorithm": dataclasses.replace(ALGORITHM, participants=6)}, "participants=6, but there are 5 clients"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # Packages that come with an extra, by its name.
-EXTRAS = {"nvflare": "nvflare", "torch": "torch", "cmdp": "gymnasium"}
+EXTRAS = {"nvflare": "nvflare", "flower": "flwr", "torch": "torch", "cmdp": "gymnasium"}
 
 
 def doctor() -> None:

@@ -115,12 +115,10 @@ def _check(
     rounds: int, seed: int, evaluate_every: int, timeout: float, min_participants: int, participants: int
 ) -> None:
     check_count("federate", "rounds", rounds)
-    check_count("federate", "seed", seed, least=0)
+    check_count("federate", "seed", seed, least=0, most=2**32 - 1)
     check_count("federate", "evaluate_every", evaluate_every, least=0)
     check_count("federate", "min_participants", min_participants)
     check_number("federate", "timeout", timeout, above=0)
-    if seed >= 2**32:
-        raise SettingError(f"federate: seed={seed}, but seeds must be below {2**32}")
     if min_participants > participants:
         raise SettingError(f"min_participants={min_participants}, but {participants} clients take part in a round")
 
