@@ -14,7 +14,7 @@ from fedsgm.core import topk
 from support.commands import call
 
 NAMES = ["fedsgm", "jax", "jaxlib", "numpy", "python", "devices", "top-k", "compiled programs"]
-NAMES += [f"extra {extra}" for extra in ("nvflare", "torch", "cmdp")]
+NAMES += [f"extra {extra}" for extra in ("nvflare", "flower", "torch", "cmdp")]
 
 
 def told():
