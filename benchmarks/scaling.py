@@ -102,10 +102,10 @@ def measure(name: str, numbers: tuple[int, ...], repetitions: int) -> dict[str, 
 
 
 def enough(run: Run) -> Callable[[], turns.Cost]:
-    """A clock with as many rounds as take some time; the program is compiled meanwhile."""
+    """A clock with as many rounds as take some time, and no less than the start; the program is compiled meanwhile."""
     run(FEW)
-    many = 2 * FEW
-    while turns.cost(run, many)[0] - turns.cost(run, FEW)[0] < SECONDS and many < 10_000:
+    many, start = 2 * FEW, turns.cost(run, FEW)[0]
+    while turns.cost(run, many)[0] - start < max(SECONDS, start) and many < 50_000:
         many *= 2
     return turns.steady(run, FEW, many)
 
