@@ -1,7 +1,7 @@
 """Participants side by side in torch: one forward and one backward pass for all of them, by ``torch.func``.
 
 Of small models the passes of one client after another are mostly overhead: side by side ten clients take about half of
-the time, and a hundred a tenth (benchmarks/torch_loop.py).
+the time (benchmarks/torch_loop.py).
 """
 
 from __future__ import annotations
