@@ -1,6 +1,6 @@
 """What large models cost: a round with clients in blocks beside all of them at once, and the memory that is planned.
 
-    python benchmarks/large_models.py [--quick] [logistic mlp cnn large]
+    python benchmarks/large_models.py [--quick] [logistic small mlp cnn large]
 
 Twenty participants of 50 examples, E = 5, batches of 32, no compression, true values at the end only. A round's time is
 that of the longer of two runs less that of the shorter; ratios are medians over turns, in which the block sizes follow
@@ -25,7 +25,13 @@ from fedsgm.engines import device as engine
 
 ROWS, PARTICIPANTS, TURNS, SECONDS = 50, 20, 5, 0.5
 BLOCKS = (PARTICIPANTS, 1, 5, None)  # all at once comes first; None is what the library chooses
-WIDTHS = {"logistic": (30, 2), "mlp": (128, 128, 10), "cnn": (784, 8, 16, 10), "large": (784, 784, 512, 10)}
+WIDTHS = {
+    "logistic": (30, 2),
+    "small": (60, 60, 10),
+    "mlp": (128, 128, 10),
+    "cnn": (784, 8, 16, 10),
+    "large": (784, 784, 512, 10),
+}
 
 
 def dense(params: Any, x: jax.Array) -> jax.Array:

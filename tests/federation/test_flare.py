@@ -29,19 +29,10 @@ from support import faulty
 from support.absences import again
 from support.commands import Run, call
 from support.sites import assert_same_model, headlines, people, write
+from support.waiting import LONG, until
 
 HERE = Path(__file__).parents[1] / "support"
 ROUNDS = 40  # of the faulty federation, which is within its bound after 30
-LONG = 600.0  # seconds after which something never happens
-
-
-def until(happened, what):
-    """Wait for something, and give it."""
-    deadline = time.monotonic() + LONG
-    while not (found := happened()):
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.05)
-    return found
 
 
 # What was started in the background of a shell ignores Ctrl-C, and so would the command that the tests interrupt.

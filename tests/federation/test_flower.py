@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,18 +44,9 @@ from support.federated import (
     check_model,
 )
 from support.grid import Clock, Grid, OverFlower, error, patched, reply
+from support.waiting import LONG, until
 
 HERE = Path(__file__).parents[1] / "support"
-LONG = 600.0  # seconds after which something never happens
-
-
-def until(happened, what):
-    """Wait for something, and give it."""
-    deadline = time.monotonic() + LONG
-    while not (found := happened()):
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture
