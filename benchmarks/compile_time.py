@@ -11,6 +11,7 @@ seconds of CPU, as walls depend on what else the machine does.
 from __future__ import annotations
 
 import argparse
+import atexit
 import collections
 import json
 import os
@@ -113,16 +114,15 @@ def as_child(told: str) -> None:
 
     jax.monitoring.register_scalar_listener(begun)
     jax.monitoring.register_event_duration_secs_listener(ended)
-    try:
-        runpy.run_module("fedsgm", run_name="__main__")
-    except SystemExit as done:
-        if done.code:
-            raise
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    stages = {name: taken[event] for name, event in STAGES.items()}
-    found = {"wall": time.perf_counter() - began, "CPU": used.ru_utime + used.ru_stime, "compile": sum(stages.values())}
-    counts = {"programs": times[STAGES["XLA"]], "traces": times[STAGES["trace"]]}
-    Path(told).write_text(json.dumps(found | stages | counts))
+
+    def tell() -> None:
+        used, stages = resource.getrusage(resource.RUSAGE_SELF), {name: taken[event] for name, event in STAGES.items()}
+        whole = {"wall": time.perf_counter() - began, "CPU": used.ru_utime + used.ru_stime}
+        counts = {"programs": times[STAGES["XLA"]], "traces": times[STAGES["trace"]]}
+        Path(told).write_text(json.dumps(whole | {"compile": sum(stages.values())} | stages | counts))
+
+    atexit.register(tell)  # a command ends its process itself
+    runpy.run_module("fedsgm", run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fedsgm as fs
+from fedsgm.results import drawing
 from fedsgm.tables.models import MLP
 from fedsgm.tasks.fair_classification import fair_classification, load
 
@@ -62,9 +63,10 @@ def main() -> None:
         axis.axhline(BOUND, color="red", linestyle=":", linewidth=1.6, label=f"bound {BOUND:g}")
         axis.set(xlabel="round", title=f"Dirichlet alpha {alpha:g}, by label and group", ylim=(0, None))
         axis.grid(alpha=0.25)
+        drawing.rounds_from_one(axis, ROUNDS)
     axes[0].set_ylabel("gap over all clients")
-    axes[1].legend(frameon=False)
-    figure.savefig(Path(__file__).parents[1] / "docs/images/directions.png", dpi=150)
+    drawing.legend_below(figure, axes)
+    drawing.write(figure, Path(__file__).parents[1] / "docs/images/directions.png")
 
 
 if __name__ == "__main__":

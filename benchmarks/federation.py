@@ -40,7 +40,7 @@ def size(params, _example):
 
 
 def make(kind: str, rounds: int, **_) -> Experiment:
-    """What the federation runs: this file travels with the job."""
+    """What the federation runs; every site finds this file on its path."""
     from fedsgm.tasks import neyman_pearson as task
 
     if kind == "small":
@@ -125,7 +125,8 @@ def measure(kind: str, rounds: int) -> Cost:
     from fedsgm.federation.flare.local import LocalFederation
     from fedsgm.federation.flare.submit import Job, submit
 
-    with LocalFederation(CLIENTS, begin=False) as federation:
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where the sites find this module
+    with LocalFederation(CLIENTS, begin=False, modules=["federation"]) as federation:
         relay = Relay(federation.port)
         for name in federation.names:  # they reach the server through the relay
             config = federation.kits[name] / "startup" / "fed_client.json"
@@ -138,7 +139,6 @@ def measure(kind: str, rounds: int) -> Cost:
             experiment="federation.make",
             data="federation.load",
             settings={"kind": kind, "rounds": rounds},
-            files=[Path(__file__)],
         )
         state = federation.state / "server" / kind
         times: dict[int, float] = {}

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.core import wire
-from fedsgm.core.compression import Coded, Dense, Sparse
+from fedsgm.core.compression import Coded, Dense, Fixed, Sparse
 
 PER_BYTE, BESIDES = 200, 20_000  # what decode may allocate, as it says
 SIZES = (1, 2, 9, 31, 300)
@@ -79,6 +79,13 @@ def fuzz(count: int, seed: int) -> tuple[Counter[str], float]:
     return outcomes, most
 
 
+def fixed(k: int, d: int, rng: np.random.Generator) -> Fixed:
+    """Whole numbers of any width for k of d entries."""
+    bits = int(rng.integers(2, 25))
+    numbers = rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), k).astype(np.int32)
+    return Fixed(numbers, rng.integers(2**32, size=2, dtype=np.uint32), d, bits)  # type: ignore[arg-type]
+
+
 def messages() -> list[bytes]:
     """Sound messages of every kind and of many sizes, alone and as layers."""
     rng = np.random.default_rng(1)
@@ -89,6 +96,7 @@ def messages() -> list[bytes]:
             kinds += [Sparse(rng.permutation(d)[:k], noise(k, dtype, rng), d) for dtype in FLOATS]
             kinds.append(Sparse(np.arange(d - k, d)[::-1], noise(k, FLOATS[0], rng), d))
             kinds.append(Sparse(np.arange(k), noise(k, FLOATS[0], rng), d))
+            kinds.append(fixed(k, d, rng))
         for dtype, bits in CODES:
             kinds.append(Coded(codes(d, dtype, bits, rng), noise(int(rng.integers(4)), FLOATS[0], rng), bits))
         sound += [wire.encode(message, d) for message in kinds]
@@ -140,7 +148,7 @@ def entries(message: Any) -> int:
     match message:
         case tuple():
             return sum(entries(part) for part in message)
-        case Sparse():
+        case Sparse() | Fixed():
             return message.size
         case Coded():
             return len(message.codes)

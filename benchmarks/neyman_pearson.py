@@ -81,7 +81,7 @@ def load() -> list[baselines.Client]:
 
 
 def compare_rounds(rule: str, repetitions: int) -> None:
-    """What one round of one seed costs, the true values over all clients included."""
+    """What one round of one seed costs, the true values over all clients included and the start of a run not."""
     clients = load()
     participants = check_same(rule, clients)
     bare = baselines.floor(clients, PARTICIPANTS)
@@ -91,7 +91,7 @@ def compare_rounds(rule: str, repetitions: int) -> None:
         return lambda rounds: loop(clients, participants[:rounds], rule)
 
     clocks = {
-        "fedsgm": turns.clock(lambda rounds: simulate(rule, rounds // SEEDS), 2000 * SEEDS),
+        "fedsgm": turns.steady(lambda rounds: simulate(rule, rounds // SEEDS), 500 * SEEDS, 3000 * SEEDS),
         "NumPy loop": turns.clock(alone(baselines.numpy_loop), 200),
         "PyTorch loop": turns.clock(alone(baselines.plain_torch_loop), 20),
         "PyTorch, tuned": turns.clock(alone(baselines.tuned_torch_loop), 20),

@@ -18,6 +18,7 @@ import numpy as np
 from optax.projections import projection_l2_ball
 
 import fedsgm as fs
+from fedsgm.results import drawing
 from fedsgm.theory import certificates
 
 CLIENTS, SIZE, RADIUS, BOUND, SEEDS = 16, 12, 0.5, 0.15, 5
@@ -94,7 +95,8 @@ def draw(found: dict[str, dict[str, list[tuple[float, float, float]]]]) -> None:
         axis.set_xticks(x, [f"{value:.3g}" if value < 1000 else f"{value:g}" for value in x])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
-        axis.legend(frameon=False, fontsize=8)
+        axis.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+    drawing.plain_log(axes[0])
     axes[0].set_ylabel("max(gap, violation) of the average\n(dashed: promised)")
     target = Path(__file__).parents[1] / "docs" / "images" / "rates.png"
     figure.savefig(target, dpi=110)

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 
 import fedsgm as fs
 import turns
+from fedsgm.results import drawing
 from fedsgm.tables.models import MLP
 
 FEATURES, FEW, SECONDS, MEMORY_TARGET = 30, 2, 0.2, 4.0
@@ -115,7 +116,7 @@ def draw(found: dict[str, dict[str, dict[int, float]]], path: Path) -> None:
     grid = figure.add_gridspec(2, 6)
     places = [grid[0, :2], grid[0, 2:4], grid[0, 4:], grid[1, :3], grid[1, 3:]]
     for place, (title, each) in zip(places, found.items(), strict=True):
-        axis = figure.add_subplot(place, xscale="log", yscale="log", xlabel=title, ylabel="ms a round")
+        axis = figure.add_subplot(place, xlabel=title, ylabel="ms a round")
         for label, points in each.items():
             axis.plot(list(points), [1e3 * seconds for seconds in points.values()], marker="o", label=label or "fedsgm")
         first = next(iter(each.values()))
@@ -126,10 +127,10 @@ def draw(found: dict[str, dict[str, dict[int, float]]], path: Path) -> None:
         )
         highest = 1e3 * max(max(points.values()) for points in each.values())
         axis.set_ylim(top=10 * highest)
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.yaxis.set_minor_formatter("")
+        for which in "xy":
+            drawing.plain_log(axis, which)
         axis.grid(alpha=0.3)
-        axis.legend(loc="upper left")
+    drawing.legend_below(figure, figure.axes)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 

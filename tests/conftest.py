@@ -25,6 +25,7 @@ from support.runs import FEATURES, SIZES, logistic, negative, positive
 pytest_plugins = ["support.fixtures"]  # those of the commands' tests
 
 MOST_MEMORY = 2 * 2**30  # bytes, of a process that runs tests
+MUCH_MEMORY = 1.2 * 2**30  # with which it forgets its programs before the module is through
 
 
 def peak_memory():
@@ -35,8 +36,14 @@ def peak_memory():
 
 def pytest_collection_modifyitems(items):
     """Tests of real processes first: they mostly wait, and nobody should wait for them in the end."""
-    waiting = ("test_flower.py", "test_flare.py", "test_torch_project.py")
+    waiting = ("test_flower_processes.py", "test_flower_simulation.py", "test_flare.py", "test_torch_project.py")
     items.sort(key=lambda item: item.path.name not in waiting)
+
+
+def memory():
+    """The bytes that this process has now, where that can be read."""
+    pages = Path("/proc/self/statm")
+    return int(pages.read_text().split()[1]) * resource.getpagesize() if pages.exists() else 0
 
 
 def forget_programs():
@@ -52,6 +59,14 @@ def _programs_go_with_their_test():
     """For tests that have nothing in common."""
     yield
     forget_programs()
+
+
+@pytest.fixture(autouse=True)
+def _programs_go_where_memory_is_short():
+    """The libraries of all engines in one process leave little room for a large module's programs."""
+    yield
+    if memory() > MUCH_MEMORY:
+        forget_programs()
 
 
 @pytest.fixture(scope="module", autouse=True)

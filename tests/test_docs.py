@@ -126,7 +126,7 @@ def test_quotations_are_the_source():
 
 def test_every_line_of_algorithm_1_is_explained():
     explained = set()
-    for lines in re.findall(r"^### Lines? ([\d, -]+):", ALGORITHM.read_text(), re.M):
+    for lines in re.findall(r"^## Lines? ([\d, -]+):", ALGORITHM.read_text(), re.M):
         for part in lines.split(","):
             first, _, last = part.strip().partition("-")
             explained |= set(range(int(first), int(last or first) + 1))

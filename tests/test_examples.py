@@ -20,4 +20,4 @@ def test_a_model_of_another_library_trains_within_its_bounds(name, parameters, c
 
 
 def test_every_script_that_trains_is_tested():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*MODELS, "applicants.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*MODELS, "applicants.py", "benchmark_case.py"}

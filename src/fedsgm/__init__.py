@@ -12,11 +12,15 @@ from fedsgm.core.each_client import each_client
 from fedsgm.core.feedback import chain
 from fedsgm.core.problem import Constraint, Mean, Problem, Statistic
 from fedsgm.core.quantities import between
+from fedsgm.core.robust import Krum, Median, NormBound, Outliers, Trimmed
 from fedsgm.core.rules import Adaptive, Direction, Hard, Penalty, PrimalDual, Soft, StandardErrors, Unconstrained
+from fedsgm.core.shared import SharedK
 from fedsgm.data import Clients, by, dirichlet, iid, split
+from fedsgm.engines import callbacks
 from fedsgm.engines.checkpoint import Checkpoint
 from fedsgm.engines.simulate import simulate
 from fedsgm.federation import federate
+from fedsgm.privacy.settings import Privacy
 from fedsgm.results.result import Result
 from fedsgm.tables import fairness
 from fedsgm.theory import certificates, estimates
@@ -46,25 +50,33 @@ __all__ = [
     "FederationError",
     "Hard",
     "Identity",
+    "Krum",
     "Layerwise",
     "Mean",
+    "Median",
     "Natural",
+    "NormBound",
+    "Outliers",
     "Penalty",
     "PrimalDual",
+    "Privacy",
     "Problem",
     "Quantize",
     "RandK",
     "Result",
     "ScaledSign",
     "SettingError",
+    "SharedK",
     "Soft",
     "StandardErrors",
     "Statistic",
     "TopK",
+    "Trimmed",
     "Unconstrained",
     "WireError",
     "between",
     "by",
+    "callbacks",
     "certificates",
     "chain",
     "dirichlet",

@@ -54,6 +54,10 @@ COMPRESSORS = {
     "topk:count=4": ({"is": "TopK", "fraction": None, "count": 4}, 9 + 3 + 4 * 4),
     "randk:0.2": ({"is": "RandK", "fraction": 0.2, "count": None}, 9 + 3 + 4 * 6),
     "randk:count=5": ({"is": "RandK", "fraction": None, "count": 5}, 9 + 3 + 4 * 5),
+    "sharedk:0.2": (
+        {"is": "SharedK", "fraction": 0.2, "count": None, "reach": 16.0, "bits": 16},
+        9 + 1 + 8 + 2 * 6,
+    ),
     "float16": ({"is": "Quantize", "format": "float16", "block": None}, 9 + 2 * D + 4),
     "float8": ({"is": "Quantize", "format": "float8", "block": None}, 9 + D + 4),
     "float4": ({"is": "Quantize", "format": "float4", "block": None}, 9 + 16 + 4),
@@ -156,3 +160,20 @@ def test_margins(text, margin):
 def test_wrong_margins(text):
     with pytest.raises(fs.SettingError, match=r"^--margin .*: write a number, 0 or more, such as 0.01, or se:1.645"):
         building.parse_margin(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, []),
+        ({"rule": flags.RuleName.soft, "beta": 10.0}, []),
+        ({"rule": flags.RuleName.hard, "beta": 10.0}, ["--beta is of no effect with --rule hard: it is for soft"]),
+        ({"rule": flags.RuleName.adaptive, "dual_step": 1.0}, ["--dual-step is of no effect with --rule adaptive"]),
+        ({"unheard": flags.UnheardName.left_out}, ["--unheard is of no effect without --query memory"]),
+        ({"unheard": flags.UnheardName.left_out, "query": flags.QueryName.memory}, []),
+    ],
+)
+def test_what_a_rule_ignores_is_told(given, told):
+    notes = flags.ignored(flags.RunFlags(**given), {})
+    assert len(notes) == len(told)
+    assert all(note.startswith(start) for note, start in zip(notes, told, strict=True))

@@ -69,6 +69,11 @@ def test_any_row_can_be_drawn(objective, excess, tmp_path, drawn):
     assert not low > np.nanmin([*objective, 0.5])
 
 
+def test_rows_that_are_all_without_a_constraint_can_be_drawn(tmp_path):
+    comparison.plot([row("a", [0.5], [-np.inf]), row("b", [0.7], [-np.inf])], tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
 # Comparing finished runs ---------------------------------------------------------------------------------------------
 
 

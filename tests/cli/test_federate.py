@@ -6,6 +6,7 @@ import importlib.util
 import json
 import socket
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -36,6 +37,14 @@ from support.commands import FILES, TINY, Run, call, run
         (
             ("--rule", "ipp-conex"),
             "--rule ipp-conex: it runs on all data in one place; take another rule here",
+        ),
+        (
+            ("--secure",),
+            "secure: uplink=TopK(fraction=0.1, count=None), but only messages of SharedK(...) can be added unseen",
+        ),
+        (
+            ("--secure", "--uplink", "sharedk:0.3", "--engine", "flower"),
+            "--secure: the clients' keys are signed by the certificates of FLARE; take --engine flare",
         ),
         (("--checkpoint", "HELD"), "HELD holds a checkpoint; add --resume to go on from it, or choose an empty folder"),
     ],
@@ -86,7 +95,7 @@ def test_a_deployment_says_the_same_everywhere(tmp_path, monkeypatch):
     examples = find("data.load", [tmp_path / "new"])("site-02")
     del sys.modules["data"]
     jax.tree.map(np.testing.assert_array_equal, examples, neyman_pearson.load(clients=12)[0][1])
-    spec = importlib.util.spec_from_file_location("made", tmp_path / "copy" / "app" / "custom" / "experiment.py")
+    spec = importlib.util.spec_from_file_location("made", tmp_path / "new" / "experiment.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     experiment = module.make()
@@ -192,6 +201,41 @@ def test_a_server_that_does_not_answer_is_waited_for_as_long_as_wanted(tmp_path,
         admin.call("get_system_info")
     assert said == ["waiting for the federation's server"]
     assert 1 <= len(tended) <= 3
+
+
+def test_a_right_that_a_user_lacks_is_named_at_once(tmp_path, monkeypatch):
+    """A job of which nothing is heard would be taken for lost, and sent again, after ten minutes."""
+
+    class Session:
+        def do_app_command(self, *_):
+            raise api_spec.AuthorizationError("user 'me' is not authorized for 'app_command'")
+
+    monkeypatch.setattr(flare_api, "new_secure_session", lambda *_, **__: Session())
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "fed_admin.json").write_text('{"admin": {"username": "me"}}')
+    admin = Admin(tmp_path, lambda: None, [].append, 1.0)
+    with pytest.raises(fs.SettingError, match=r"not authorized for 'app_command'; give .* local/authorization\.json"):
+        submit._status(admin, "7", None)
+
+
+def test_a_job_is_asked_how_far_it_is_less_and_less_often(monkeypatch):
+    """FLARE's server holds a thread for 65 seconds of every answer, and may have 50 in all beside 5 a client."""
+    clock, asked = [0.0], []
+
+    def status(*_):
+        asked.append(clock[0])
+        return {"round": len(asked), "rounds": 0, "lost": {}} if clock[0] < 300 else None
+
+    passing = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: clock.append(clock.pop() + seconds))
+    monkeypatch.setattr(submit, "time", passing)
+    for name, answer in {"_status": status, "_server_since": lambda _: 0, "_ended": lambda *_: True}.items():
+        monkeypatch.setattr(submit, name, answer)
+    monkeypatch.setattr(submit, "_fetch", lambda *_: None)
+    end = submit._follow(None, "7", submit._Bar(False), None, lambda: None, set(), None)
+    assert end.rounds == len(asked) - 1
+    assert asked[1] - asked[0] <= 1
+    assert max(np.diff(asked)) <= 5.5
+    assert max(sum(since <= each < since + 65 for each in asked) for since in asked) <= 20
 
 
 def test_a_job_is_stopped_on_the_server_before_its_clients():

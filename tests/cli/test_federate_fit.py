@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -115,8 +116,7 @@ def begin(tables, tmp_path, monkeypatch):
     def carry_out(job, clients, flags, **more):
         federation = SimpleNamespace(folder=tmp_path / "federation", names=kits.names(clients))
         federation.folder.mkdir()
-        config = json.loads((job(federation) / "app" / "config" / "config_fed_client.json").read_text())
-        settings = config["executors"][0]["executor"]["args"]["settings"]
+        settings = settings_of(job(federation))
         paths = [Path(federate_fit.path(name, **settings)) for name in federation.names]
         given.update(stated=federate_fit.local(**settings), clients=clients, flags=flags, paths=paths, **more)
         raise Begun
@@ -132,6 +132,15 @@ def begin(tables, tmp_path, monkeypatch):
         return SimpleNamespace(**given, **vars(stated.state(agreed)), agreed=agreed)
 
     return begin
+
+
+def settings_of(job):
+    """What a job for either engine says to the functions that it names."""
+    if (job / "pyproject.toml").exists():
+        about = tomllib.loads((job / "pyproject.toml").read_text())
+        return json.loads(about["tool"]["flwr"]["app"]["config"]["settings"])
+    config = json.loads((job / "app" / "config" / "config_fed_client.json").read_text())
+    return config["executors"][0]["executor"]["args"]["settings"]
 
 
 def features(run):
@@ -165,6 +174,8 @@ CASES = [
     Case("--checkpoint saved --resume", lambda run: run.flags.resume is True),
     Case("--progress", lambda run: run.flags.progress is True),
     Case("--no-progress", lambda run: run.flags.progress is False),
+    Case("--engine flower", lambda run: run.engine is rehearsal.Engine.flower),
+    Case("--engine flare", lambda run: run.engine is rehearsal.Engine.flare),
     Case("--port 8123", lambda run: run.port == 8123),
     Case("--timeout 7.5", lambda run: run.timeout == run.stated.timeout == 7.5),
     Case("--min-participants 2", lambda run: run.min_participants == 2),
@@ -181,6 +192,10 @@ CASES = [
     Case("--weigh rows", lambda run: run.problem.weigh == "rows"),
     Case("--weight w", lambda run: run.problem.weight({"weight": 7}) == 7 and "w" not in features(run)),
     Case("--least 40", lambda run: run.stated.about.least == 40 and "1" in str(run.agreed["notes"])),
+    Case(
+        "--watch --log log.jsonl --track mlflow",
+        lambda run: (run.flags.watch, run.flags.log, run.flags.track) == (True, Path("log.jsonl"), ["mlflow"]),
+    ),
 ]
 
 ELSEWHERE = {
@@ -217,7 +232,7 @@ def test_the_defaults_are_those_of_fit():
     )
     of_one_table = {"table", "client_by", "clients", "bounds", "confidence"}
     assert plain.keys() - own.keys() == {*of_one_table, *rehearsal.NOT_FEDERATED}
-    assert own.keys() - plain.keys() == {"tables", "least", "port", "timeout", "min_participants"}
+    assert own.keys() - plain.keys() == {"tables", "least", "engine", "port", "timeout", "min_participants"}
     differ = {name for name in own.keys() & plain.keys() if own[name] != plain[name]}
     assert differ == {"out"}
 
@@ -377,11 +392,19 @@ def test_a_site_with_one_class_and_one_group_is_fine(tmp_path):
 # Machines of their own -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{}, {"target": "y", "round": 3}, {"target": "y", "port": 3}])
-def test_settings_of_an_experiment_are_looked_at(settings):
-    words = "say which column is the target" if not settings else "there is no setting '(round|port)' of a fit over"
+@pytest.mark.parametrize("name", [None, "round", "port", "engine"])
+def test_settings_of_an_experiment_are_looked_at(name):
+    settings = {} if name is None else {"target": "y", name: 3}
+    words = "say which column is the target" if name is None else f"there is no setting '{name}' of a fit over"
     with pytest.raises(fs.SettingError, match=words):
         federate_fit.experiment(**settings)
+
+
+def test_settings_that_are_not_given_are_the_command_s(begin):
+    stated, of_command = federate_fit.experiment(target="ok"), begin().stated
+    assert stated.algorithm.args == of_command.algorithm.args
+    for name in ("about", "weigh", "rounds", "evaluate_every", "min_participants", "timeout"):
+        assert getattr(stated, name) == getattr(of_command, name), name
 
 
 @pytest.mark.parametrize(
@@ -400,17 +423,15 @@ def test_a_project_of_tables(tmp_path, monkeypatch):
     project = tmp_path / "new"
     assert "fedsgm predict runs/first NAME.csv" in (project / "README.md").read_text()
     assert "{" not in (project / "README.md").read_text()
-    custom = project / "job" / "app" / "custom"
-    source = (custom / "experiment.py").read_text()
+    source = (project / "experiment.py").read_text()
     source = source.replace('"approved"', '"ok"').replace("rounds=500", "rounds=3, evaluate_every=0")
-    (custom / "experiment.py").write_text(source)
+    (project / "experiment.py").write_text(source)
     for name, table in zip(kits.names(3), write_tables(people(), tmp_path), strict=True):
         shutil.copy(table, project / f"{name}.csv")
-    for folder in (custom, project):
-        monkeypatch.syspath_prepend(folder)
+    monkeypatch.syspath_prepend(project)
     for module in ("experiment", "data"):
         monkeypatch.delitem(sys.modules, module, raising=False)
-    Together(tmp_path / "federation", monkeypatch, within=[custom, project])
+    Together(tmp_path / "federation", monkeypatch, within=[project])
     called = call("federate", "submit", project / "job", "--kit", ".", "--out", tmp_path / "run", draw=False)
     for module in ("experiment", "data"):
         del sys.modules[module]

@@ -479,6 +479,10 @@ CASES = [
     Case("--weigh rows", lambda run: run.problem.weigh == "rows"),
     Case("--weigh clients", lambda run: run.problem.weigh == "clients"),
     Case("--weight hours-per-week", lambda run: run.problem.weight({"weight": 7}) == 7 and features(run) == ALL - 1),
+    Case(
+        "--watch --log log.jsonl --track tensorboard",
+        lambda run: [type(each).__name__ for each in run.callbacks] == ["_Course", "JSONLines", "TensorBoard"],
+    ),
 ]
 
 ELSEWHERE = {

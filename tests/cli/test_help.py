@@ -49,15 +49,17 @@ def test_every_command_is_there():
         ("predict",),
         ("show",),
         ("compare",),
+        ("report",),
         ("reproduce",),
         ("sweep", "fit"),
         ("doctor",),
+        *(("benchmark", name) for name in ("list", "run", "again", "report")),
         ("federate", "fit"),
         ("federate", "init"),
         ("federate", "submit"),
     }
     assert COMMANDS.keys() - set(GROUPS) == tasks | alone
-    assert set(GROUPS) == {(), ("run",), ("sweep",), ("federate",), ("federate", "local")}
+    assert set(GROUPS) == {(), ("benchmark",), ("run",), ("sweep",), ("federate",), ("federate", "local")}
     assert SETUPS.keys() == {"neyman-pearson", "fair-adult", "cartpole"}
 
 

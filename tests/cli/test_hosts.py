@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import fedsgm as fs
+from fedsgm.base import trees
 from fedsgm.engines import checkpoint as checkpoints
-from fedsgm.engines import rounds
 from fedsgm.engines.checkpoint import Saved
 
 SCRIPT = """
@@ -50,9 +50,9 @@ def test_devices_share_the_clients(tmp_path):
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 1, 2)])
 def test_what_devices_exchange_are_bytes_of_any_kind(dtype, shape):
     array = jnp.asarray(np.random.default_rng(0).integers(-3, 4, shape).astype(dtype))
-    rows = rounds._as_bytes(array)
+    rows = trees.as_bytes(array)
     assert (rows.dtype, len(rows)) == (np.uint8, 5)
-    back = rounds._as(array, rows)
+    back = trees.from_bytes(array, rows)
     assert back.dtype == dtype
     np.testing.assert_array_equal(back, array)
 

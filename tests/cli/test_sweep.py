@@ -358,7 +358,7 @@ def test_every_flag_of_sweep_has_a_test():
     command = typer.main.get_command(app).commands["sweep"].commands["neyman-pearson"]
     assert spellings(command) <= of_run | set(HERE)
     assert set(HERE) <= spellings(command)
-    of_one_run = {"--checkpoint", "--checkpoint-every", "--debug", "--require-feasible"}
+    of_one_run = {"--checkpoint", "--checkpoint-every", "--debug", "--require-feasible", "--watch", "--log", "--track"}
     assert of_run - spellings(command) == of_one_run | {"--coordinator", "--processes", "--process"}
     assert all(callable(globals().get(test)) for test in HERE.values())
 

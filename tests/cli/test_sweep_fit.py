@@ -185,7 +185,7 @@ def test_the_flags_are_those_of_fit():
     """Which have their tests with it, less those of one run, and more those of a sweep, which are tested here."""
     commands = typer.main.get_command(app).commands
     own, plain = spellings(commands["sweep"].commands["fit"]), spellings(commands["fit"])
-    of_one_run = {"--checkpoint", "--checkpoint-every", "--debug", "--require-feasible"}
+    of_one_run = {"--checkpoint", "--checkpoint-every", "--debug", "--require-feasible", "--watch", "--log", "--track"}
     assert plain - own == of_one_run | {"--bounds", "--confidence", "--seeds"}
     assert own - plain == {"--vary"}
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedsgm import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, SettingError, TopK
-from fedsgm.core import compression, feedback, wire
+from fedsgm import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, SettingError, SharedK, TopK
+from fedsgm.core import compression, feedback, shared, wire
 
 LAYERS = (15, 1, 15)
 COMPRESSORS = [
@@ -17,6 +17,8 @@ COMPRESSORS = [
     TopK(count=3),
     RandK(0.25),
     RandK(count=2),
+    SharedK(0.25),
+    SharedK(count=2, reach=4, bits=24),
     Quantize("float16"),
     Quantize("float8"),
     Quantize("float4"),
@@ -34,8 +36,9 @@ COMPRESSORS = [
     Layerwise(TopK(0.1), LAYERS),
     Layerwise(Quantize("int4"), LAYERS),
     Layerwise(RandK(0.25), LAYERS),
+    Layerwise(SharedK(0.25), LAYERS),
 ]
-RANDOM = (RandK, Natural)
+RANDOM = (RandK, SharedK, Natural)
 # As users' programs are compiled: without its fusion emitters, as the other tests' are, XLA rounds to float4 twice.
 jit = functools.partial(jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": True})
 KEYS = 400
@@ -84,6 +87,16 @@ def vectors(d):
     return {kind: x.astype(np.float32) for kind, x in kinds.items()}
 
 
+def promised(compressor, x):
+    """Whether the contraction is promised of this vector: a fixed point has a reach and a step."""
+    each = compressor.compressor if isinstance(compressor, Layerwise) else compressor
+    if not isinstance(each, SharedK):
+        return True
+    parts = np.split(x, np.cumsum(LAYERS)[:-1]) if isinstance(compressor, Layerwise) else [x]
+    lengths = [np.sqrt(np.mean(part.astype(np.float64) ** 2)) for part in parts]
+    return np.abs(x).max() <= each.reach and min(lengths) >= each.step
+
+
 def through(compressor, x, key):
     return compressor.decompress(compressor.compress(x, key), x.shape[-1])
 
@@ -98,7 +111,8 @@ def arrivals(compressor, d):
 
 
 def test_every_compressor_is_in_the_list():
-    kinds = {kind for kind in vars(compression).values() if isinstance(kind, type) and hasattr(kind, "compress")}
+    found = [*vars(compression).values(), *vars(shared).values()]
+    kinds = {kind for kind in found if isinstance(kind, type) and hasattr(kind, "compress")}
     assert {type(compressor) for compressor in COMPRESSORS} == kinds - {compression.Compressor}
     assert {c.format for c in COMPRESSORS if isinstance(c, Quantize)} >= set(compression._FLOATS)
 
@@ -112,6 +126,8 @@ class TestContract:
         bound = (np.sqrt(1 - q) + 4 * EPS) ** 2 + is_random(compressor) * 4 * np.sqrt(q * (1 - q) / KEYS)
         worse = {}
         for kind, x in vectors(d).items():
+            if not promised(compressor, x):
+                continue
             error = np.sum((arrivals(compressor, d)[kind] - x.astype(np.float64)) ** 2, axis=1).mean()
             norm = np.sum(x.astype(np.float64) ** 2)
             if not error <= bound * norm:
@@ -237,6 +253,54 @@ class TestRandK:
         x, arrives = vectors(D)["gaussian"], arrivals(RandK(0.25), D)["gaussian"]
         ratio = np.sum((arrives - x) ** 2, axis=1) / np.sum(x**2)
         assert abs(ratio.mean() - (1 - RandK(0.25).contraction(D))) < 4 * ratio.std() / np.sqrt(KEYS)
+
+
+class TestSharedK:
+    """Beside the promise for vectors within its reach, which the contract has."""
+
+    def test_most_kinds_of_vector_are_promised_something(self):
+        kinds = [kind for kind, x in vectors(D).items() if promised(SharedK(0.25), x)]
+        assert len(kinds) >= 8, kinds
+
+    @pytest.mark.parametrize("kind", sorted(vectors(D)))
+    def test_never_further_than_nothing_is(self, kind):
+        """Also of what is too large or too small for the fixed point."""
+        x = vectors(D)[kind].astype(np.float64)
+        error = np.sum((arrivals(SharedK(0.25), D)[kind] - x) ** 2, axis=1)
+        assert (error <= np.sum(x**2) * (1 + 4 * EPS)).all()
+
+    def test_rounds_to_the_nearest_step_and_clips(self):
+        compressor = SharedK(1.0, reach=3, bits=4)
+        assert compressor.step == 0.5
+        x = np.float32([0.2, 0.3, -0.8, 3.4, 3.6, -100])
+        np.testing.assert_array_equal(through(compressor, x, jax.random.key(1)), [0, 0.5, -1, 3.5, 3.5, -3.5])
+
+    def test_contraction_is_tight(self):
+        """Half a step is lost of each entry, and the root mean square is one step: a quarter of what is drawn."""
+        compressor = SharedK(0.5)
+        x = compressor.step * np.where(np.arange(1000) % 8 < 3, 1.5, 0.5).astype(np.float32)
+        x = np.where(x > compressor.step, x * (1 - EPS), x)  # not on the tie that is rounded up
+        found = jit(jax.vmap(functools.partial(through, compressor), in_axes=(None, 0)))(x, keys(compressor))
+        ratio = np.sum((np.asarray(found, np.float64) - x) ** 2, axis=1) / np.sum(x.astype(np.float64) ** 2)
+        assert abs(ratio.mean() - (1 - compressor.contraction(1000))) < 4 * ratio.std() / np.sqrt(KEYS)
+
+    def test_the_sum_of_messages_is_exact_and_has_one_support(self):
+        compressor, rng = SharedK(0.5, bits=24, reach=1), np.random.default_rng(0)
+        vectors = rng.uniform(-1, 1, (7, 100)).astype(np.float32)
+        messages = jit(jax.vmap(compressor.compress, in_axes=(0, None)))(vectors, jax.random.key(3))
+        dense = jax.vmap(lambda message: compressor.decompress(message, 100))(messages)
+        assert (np.count_nonzero(np.any(np.asarray(dense), axis=0))) == 50
+        whole = np.asarray(messages.codes, np.int64).sum(axis=0)
+        found = np.asarray(feedback.Summed.nothing(100).after(compressor, messages).total, np.float64)
+        np.testing.assert_array_equal(np.sort(found[found != 0]), np.sort(np.float32(whole) * compressor.step))
+        with pytest.raises(SettingError, match="300 messages of 24 bits overflow their sum"):
+            compressor.total(jax.tree.map(lambda a: jnp.zeros((300, *a.shape[1:]), a.dtype), messages), 100)
+
+    def test_settings(self):
+        with pytest.raises(SettingError, match="bits=25, but it must be at most 24"):
+            SharedK(0.1, bits=25)
+        with pytest.raises(SettingError, match="reach"):
+            SharedK(0.1, reach=0)
 
 
 class TestNatural:

@@ -7,7 +7,8 @@ import pytest
 
 import fedsgm as fs
 from fedsgm.base.layout import Layout
-from fedsgm.core.algorithm import Flat, RoundKeys
+from fedsgm.core.algorithm import Flat
+from fedsgm.core.drawing import RoundKeys
 from fedsgm.core.feedback import Memory
 
 D = 6

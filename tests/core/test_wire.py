@@ -15,8 +15,8 @@ from scipy.special import gammaln
 
 import fedsgm as fs
 from fedsgm.core import wire
-from fedsgm.core.bits import from_bits, position, to_bits, to_bytes, unsigned
-from fedsgm.core.compression import Coded, Dense, Sparse
+from fedsgm.core.bits import from_bits, position, to_bits, to_bytes, unsigned, varint
+from fedsgm.core.compression import Coded, Dense, Fixed, Sparse
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import fuzz_wire
@@ -87,6 +87,7 @@ def kinds(d, rng):
         yield from (Sparse(rng.permutation(d)[:k], fuzz_wire.noise(k, dtype, rng), d) for dtype in (f4, f2))
         yield Sparse(np.arange(k), fuzz_wire.noise(k, f4, rng), d)
         yield Sparse(d - 1 - np.arange(k), fuzz_wire.noise(k, f4, rng), d)
+        yield fuzz_wire.fixed(k, d, rng)
     for dtype, width in fuzz_wire.CODES:
         yield Coded(fuzz_wire.codes(d, dtype, width, rng), fuzz_wire.noise(int(rng.integers(4)), f4, rng), width)
 
@@ -95,8 +96,13 @@ def kinds(d, rng):
 def test_any_bits_come_back(d):
     rng = np.random.default_rng(d)
     for message in kinds(d, rng):
-        check_same(wire.decode(wire.encode(message, d), limit=d), ascending(message))
+        data, longest = wire.encode(message, d), wire.largest(message)
+        assert len(data) <= longest
+        assert isinstance(message, Sparse) or len(data) == longest
+        check_same(wire.decode(data, limit=d), ascending(message))
     layers = tuple(kinds(d, rng))
+    with pytest.raises(wire.WireError, match="declares more than it has"):
+        wire.decode(wire.encode(layers, d * len(layers)), parts=len(layers) - 1)
     check_same(wire.decode(wire.encode(layers, d * len(layers))), ascending(layers))
     check_same(wire.decode(wire.encode((), 0)), ())
 
@@ -112,6 +118,7 @@ def test_size_is_the_length(d, k):
     values = np.zeros(k, np.float32)
     counted = jax.jit(jax.vmap(lambda indices: wire.size(Sparse(indices, values, d))))(chosen)
     assert counted.tolist() == [len(wire.encode(Sparse(indices, values, d), d)) for indices in chosen]
+    assert max(counted) <= wire.largest(Sparse(chosen[0], values, d))
 
 
 def test_size_of_every_kind():
@@ -146,7 +153,7 @@ def test_numbers_of_any_width_are_their_last_bits(width):
 
 
 def test_bytes_by_hand():
-    assert [wire._varint(n) for n in (0, 127, 128, 300, 2**31 - 1)] == [
+    assert [varint(n) for n in (0, 127, 128, 300, 2**31 - 1)] == [
         b"\0", b"\x7f", b"\x80\x01", b"\xac\x02", b"\xff\xff\xff\xff\x07"
     ]  # fmt: skip
     for order in "<>":
@@ -193,6 +200,7 @@ SOUND = [
     wire.encode(Dense(np.float32([1, 2])), 2),
     wire.encode(Sparse(np.array([28, 3, 9]), np.float32([1.5, -2.0, 0.25]), 31), 31),
     wire.encode(Sparse(np.arange(20), np.zeros(20, np.float16), 5000), 5000),
+    wire.encode(Fixed(np.int32([-3, 200]), np.uint32([7, 9]), 5000, 9), 5000),
     wire.encode(Coded(np.array([-2, 1, 0], np.int8), np.float32([2.0]), 2), 3),
     wire.encode((Dense(np.float32([1])), Coded(np.array([True]), np.zeros(0, np.float32), 1)), 2),
 ]
@@ -278,6 +286,9 @@ def test_the_limit_is_on_all_layers_together():
         (Coded(np.zeros(3, np.int8), np.zeros(1), 8), 3, "this Coded has no encoding"),
         (Coded(np.array([0, 2], np.int8), np.zeros(1, np.float32), 2), 2, "does not fit into 2 bits"),
         (Coded(np.array([0, -3], np.int8), np.zeros(1, np.float32), 2), 2, "does not fit into 2 bits"),
+        (Fixed(np.int32([0, 2]), np.zeros(2, np.uint32), 2, 2), 2, "does not fit into 2 bits"),
+        (Fixed(np.zeros(3, np.int32), np.zeros(2, np.uint32), 2, 16), 2, "this Fixed has no encoding"),
+        (Fixed(np.zeros(2, np.int32), np.zeros(1, np.uint32), 2, 16), 2, "this Fixed has no encoding"),
         (Coded(np.array([0, 512], np.uint16), np.zeros(1, np.float32), 9), 2, "does not fit into 9 bits"),
         (((Dense(np.zeros(1, np.float32)),),), 1, "this tuple has no encoding"),
         ({"w": np.zeros(3)}, 3, "this dict has no encoding"),

@@ -3,13 +3,18 @@
 import dataclasses
 import hashlib
 import io
+import lzma
+import pickle
 import subprocess
 import zipfile
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import fedsgm as fs
+from fedsgm.data import pickled
 from fedsgm.data.public import TABLES
 
 
@@ -31,6 +36,25 @@ HEALTH = (
     "MemberID_t,sexMALE,sexFEMALE,sexMISS,no_Claims,CharlsonIndexI_max,CharlsonIndexI_ave,Charlson>0\n"
     "1,1,0,0,4,2,1,1\n2,0,1,0,3,0,0,0\n"
 )
+CRIME = (
+    "communityname,fold,medIncome,ViolentCrimesPerPop,state_1,state_56,>0.06black,high_crime\n"
+    "Lakewood,1,0.37,0.2,1,0,0,1\nTukwila,1,0.31,0.67,0,1,1,0\n"
+)
+STOPS = pd.DataFrame(
+    {
+        "rownames": [1, 2, 3],
+        "idNum": ["17-1", "17-2", "17-3"],
+        "date": ["2017-01-01T06:00:42Z", "2017-07-01T05:59:00Z", "2017-07-01T05:59:00Z"],
+        "MDC": ["MDC", "MDC", "other"],
+        "citationIssued": [np.nan, "NO", np.nan],
+        "personSearch": ["NO", "YES", np.nan],
+        "vehicleSearch": ["NO", "NO", np.nan],
+        "race": ["Unknown", "Black", np.nan],
+        "lat": [44.9, 45.0, 44.8],
+        "policePrecinct": [1, 5, 2],
+    }
+).astype(dict.fromkeys(("idNum", "date", "MDC", "citationIssued", "personSearch", "vehicleSearch", "race"), object))
+STOPS.columns = STOPS.columns.astype(object)  # as pandas had texts when the file was made
 FILES = {
     "credit": b"ID,SEX,AGE,default-payment-next-month\n1,1,24,1\n2,0,30,0\n",
     "compas": b"sex,race,age-num,decile-score,two-year-recid\n1,0,69,1,0\n0,1,20,9,1\n",
@@ -41,6 +65,8 @@ FILES = {
     "health": wheel("health.csv", HEALTH.encode()),
     "census": CENSUS.encode(),
     "fars": FARS.encode(),
+    "communities": CRIME.encode(),
+    "stops": lzma.compress(pickle.dumps(STOPS, protocol=5)),
 }
 EXPECTED = {
     "credit": {"SEX": ["female", "male"], "AGE": [24, 30], "default": ["1", "0"]},
@@ -52,6 +78,20 @@ EXPECTED = {
     },
     "law": {"LSAT": [33, 30], "UGPA": [2.7, 2], "race": ["white", "other"], "sex": ["1", "2"], "passed": ["1", "0"]},
     "health": {"no_Claims": [4, 3], "sex": ["male", "female"], "comorbid": ["yes", "no"]},
+    "communities": {
+        "medIncome": [0.37, 0.31],
+        "state": ["state_1", "state_56"],
+        "share black": ["below", "above 0.06"],
+        "crime": ["high", "low"],
+    },
+    "stops": {
+        "personSearch": ["NO", "YES"],
+        "race": [None, "Black"],
+        "lat": [44.9, 45.0],
+        "policePrecinct": ["1", "5"],
+        "hour": ["00", "23"],
+        "month": ["1", "6"],
+    },
     "fars": {"CASE_STATE": ["Alabama"] * 2, "AGE": [34, 20], "SEX": ["Male", "Female"], "died": ["yes", "no"]},
 }
 
@@ -133,3 +173,20 @@ def test_no_cache_at_all(index, monkeypatch, tmp_path):
     index[table.package] = ("package.whl", wheel(table.member, FILES["credit"]))
     assert table.load()["AGE"].tolist() == [24, 30]
     assert list(tmp_path.rglob("credit")) == []
+
+
+class Trap:
+    """What a pickle can do to who loads it."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("trapped"),)
+
+
+def test_nothing_of_a_pickle_is_called(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    found = pickle.dumps(Trap())
+    with pytest.raises(TypeError):
+        pickled.frame(found)
+    assert not list(tmp_path.iterdir())
+    pickle.loads(found)
+    assert [path.name for path in tmp_path.iterdir()] == ["trapped"], "the trap is one"

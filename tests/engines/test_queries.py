@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import fedsgm as fs
+from fedsgm.base.structs import Scheduled
 from fedsgm.federation import Program
 from fedsgm.federation.inprocess import Fault, InProcess, seeded
 from fedsgm.tables import fairness
@@ -243,6 +244,10 @@ def test_a_schedule_is_the_step_size_of_its_round():
         first = w - a
         w = w - eta * (first + (w - eta * first) - a)
     np.testing.assert_allclose(result.last, w, rtol=1e-5)
+    half = optax.piecewise_constant_schedule(0.25, {3: 0.1})
+    scaled = fs.FedSGM(Scheduled(half, 2.0), local_steps=2, rule=fs.Unconstrained())
+    again = fs.simulate(scaled, problem(MEAN), CLIENTS, START, rounds=6, progress=False)
+    np.testing.assert_allclose(again.last, result.last, rtol=1e-6)
     constant = fs.FedSGM(optax.constant_schedule(0.1), local_steps=2)
     plain = fs.simulate(fs.FedSGM(0.1, local_steps=2), problem(MEAN), CLIENTS, START, rounds=6, progress=False)
     same = fs.simulate(constant, problem(MEAN), CLIENTS, START, rounds=6, progress=False)

@@ -144,8 +144,12 @@ def test_a_frame_costs_34_bytes_down_and_24_up():
 
 
 def test_of_an_error_one_line_is_told():
-    assert told(ValueError("a row: 1\na row: 2")) == b"ValueError: a row: 1"
-    assert len(told(ValueError("x" * 100_000))) == 300
+    assert told(FrameError("the update has a NaN")) == b"the update has a NaN"
+    assert len(told(FrameError("x" * 100_000))) == 300
+    for error in (ValueError("a row: 1\na row: 2"), fs.SettingError("line 7 of /home/jane/rows.csv: Jane, 41")):
+        name = type(error).__name__.encode()
+        assert told(error) == name + b" in the client's own code; its log says more"
+    assert one_line("a\x1b[2Jb\nc\x07") == r"a\x1b[2Jb c\x07", "a terminal does nothing"
     assert one_line("two\nlines " + "x" * 1000) == "two lines " + "x" * 290
 
 
@@ -376,10 +380,10 @@ def test_show_prints_each_clients_account(tmp_path, caplog):
 
     with caplog.at_level(logging.WARNING):
         result = run(tmp_path, plan=plan, rounds=10)
-    assert "client-3 is left out: RuntimeError: the user's code fails" in caplog.text
+    assert "client-3 is left out: RuntimeError in the client's own code; its log says more" in caplog.text
     (account,) = [a for a in result.settings["federation"]["clients"] if a["name"] == "client-3"]
     left_out = 30 - result.history["answered"].sum()
-    assert account["left_out"] == {"RuntimeError: the user's code fails": left_out}
+    assert account["left_out"] == {"RuntimeError in the client's own code; its log says more": left_out}
     assert left_out > 0
     result.save(tmp_path / "run")
     assert json.loads((tmp_path / "run" / "result.json").read_text())["settings"]["federation"]["clients"]
@@ -387,7 +391,7 @@ def test_show_prints_each_clients_account(tmp_path, caplog):
     assert shown.exit_code == 0
     (line,) = [line for line in shown.output.splitlines() if line.startswith("client-3")]
     assert line.split()[1:3] == [str(account["answered"]), str(left_out)]
-    assert line.endswith(f"RuntimeError: the user's code fails ({left_out})")
+    assert line.endswith(f"RuntimeError in the client's own code; its log says more ({left_out})")
 
 
 def test_nobody_is_asked_again_for_what_it_has_told(tmp_path):

@@ -10,23 +10,32 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import psutil
 import pytest
+from nvflare.apis.fl_constant import FilterKey, FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.filters.svt_privacy import SVTPrivacy
+from nvflare.private.privacy_manager import PrivacyManager, PrivacyService, Scope
 
 import fedsgm as fs
 from fedsgm.base.errors import ClientError
 from fedsgm.base.lock import alone
+from fedsgm.federation.door import Closed
 from fedsgm.federation.flare import kits
 from fedsgm.federation.flare.local import LocalFederation
+from fedsgm.federation.flare.site import filters
 from fedsgm.federation.guard import marked
+from fedsgm.federation.panel import SUSPENDED
 from fedsgm.federation.resident import Resident, Setup
+from fedsgm.federation.sites import Sites, free_port
 from fedsgm.results.result import KINDS
 from fedsgm.tasks import neyman_pearson
 from support import faulty
-from support.absences import again
+from support.absences import again, second_away
 from support.commands import Run, call
 from support.sites import assert_same_model, headlines, people, write
 from support.waiting import LONG, until
@@ -74,7 +83,7 @@ def test_the_process_of_user_code_comes_back_when_it_dies(echo):
     with pytest.raises(ClientError, match="ended with exit code 3"):
         echo.ask(b"exit 3", 60)
     assert echo.ask(b"again", 60) == b"again"
-    with pytest.raises(ClientError, match="ValueError: no"):
+    with pytest.raises(ClientError, match="ValueError in the client's own code; its log says more"):
         echo.ask(b"raise no", 60)
     assert echo.ask(b"still here", 60) == b"still here"
 
@@ -128,7 +137,7 @@ def test_a_process_that_hangs_is_started_again(echo):
 
 def test_a_client_that_cannot_be_set_up_says_why_and_ends_with_its_parent(tmp_path):
     client = resident(tmp_path, fail=True)
-    why = "its set-up failed: FileNotFoundError: no data of site-1"
+    why = "its set-up failed: FileNotFoundError in the client's own code; its log says more"
     assert until(lambda: (status := client.status()) != "starting" and status, "the set-up fails") == why
     with pytest.raises(ClientError, match=why):
         client.ask(b"hello", 60)
@@ -201,19 +210,19 @@ class Watched:
         return fs.Result.load(self._out)
 
 
-def test_faults_of_a_federation_and_who_is_refused(tmp_path):
+def test_faults_of_a_federation_and_who_is_refused(tmp_path, monkeypatch):
     """User code that ends its process, a client killed in mid-round and the server killed: the run goes on."""
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parent))
     told = tmp_path / "told"
     told.mkdir()
-    with LocalFederation(faulty.CLIENTS) as federation:
+    with LocalFederation(faulty.CLIENTS, modules=["support.faulty"]) as federation:
         job = kits.write_job(
             tmp_path / "faults",
             run="first",
             clients=federation.names,
-            experiment="faulty.make",
-            data="faulty.load",
+            experiment="support.faulty.make",
+            data="support.faulty.load",
             settings={"rounds": ROUNDS, "folder": str(told)},
-            files=[HERE / "faulty.py"],
         )
         run = Watched(federation, job, tmp_path / "run", wait=told / "wait-site-1")
 
@@ -225,6 +234,7 @@ def test_faults_of_a_federation_and_who_is_refused(tmp_path):
         run.harm(told / "exit-site-2")
         run.later()
         run.harm(told / "hang-site-2")
+        lost = run.rounds
         site = psutil.Process(federation.processes["site-2"].pid)
         processes = [site, *site.children(recursive=True)]
         for end in (psutil.Process.suspend, psutil.Process.kill):  # all at once: nobody tells of another's end
@@ -240,13 +250,14 @@ def test_faults_of_a_federation_and_who_is_refused(tmp_path):
     answered = result.history["answered"][0]
     first, second = result.settings["federation"]["clients"]
     assert len(answered) == ROUNDS
-    assert (answered[before + 2 :] == 2).all(), "everybody is back in the end"
+    away = before + 2 - lost  # it is passed over for no longer than it was away
+    assert (answered[before + 2 + away :] == 2).all(), "everybody is back in the end"
     assert (first["name"], first["answered"], first["left_out"]) == ("site-1", ROUNDS, {})
     assert second["left_out"].pop("the process of the client's code ended with exit code 7") == 1
     assert second["left_out"].pop("it was lost") == 1
-    assert second["left_out"].keys() <= {"it left the job"}
+    assert second["left_out"].keys() <= {"it left the job", SUSPENDED}
     assert ROUNDS + second["answered"] == answered.sum()
-    expected = again(tmp_path / "again", answered, result.history["evaluated"][0])
+    expected = again(tmp_path / "again", ROUNDS, second_away(answered, result.history["evaluated"][0]))
     for name in ("objective", "minority", "estimate", "weight", "answered", "evaluated"):
         np.testing.assert_allclose(result.history[name], expected.history[name], rtol=1e-4, atol=1e-5, err_msg=name)
     assert result.history["minority"][0, -1] < 0.06, "the bound is 0.05"
@@ -267,6 +278,58 @@ def left(tmp_path):
             if process.environ().get("TMPDIR", "").startswith(str(tmp_path)) and process.status() != "zombie":
                 alive.append(process)
     return alive, list((tmp_path / "tmp").iterdir())
+
+
+def test_a_site_whose_filters_would_be_bypassed_refuses_and_says_why(monkeypatch):
+    """They act on FLARE's tasks; what this library sends is none."""
+    monkeypatch.setattr(PrivacyService, "manager", None)
+    context = FLContext()
+    assert filters(context) == ""
+    scope = Scope()
+    scope.set_name("public")
+    PrivacyService.initialize(PrivacyManager([scope], "public", None))
+    assert filters(context) == "", "a scope without filters"
+    scope.add_task_result_filter(SVTPrivacy(), FilterKey.OUT)
+    assert "privacy filters for FLARE's tasks (privacy.json)" in filters(context)
+    PrivacyService.initialize(None)
+    context.set_prop(FLContextKey.RUNNER, SimpleNamespace(task_data_filters={}, task_result_filters={"*": [1]}))
+    assert filters(context).startswith("the job has filters for FLARE's tasks")
+    with pytest.raises(ClientError, match="filters"):
+        Closed(filters(context)).ask(b"", 1.0)
+
+
+class Ending(Sites):
+    """Sites without an engine, whose server ends so many times before it listens."""
+
+    server, times = "server", 2
+
+    def provide(self):
+        self.port = free_port()
+
+    def home(self, site):
+        (self.folder / site).mkdir(exist_ok=True)
+        return self.folder / site
+
+    def command(self, site):
+        code = (
+            "import pathlib, socket, sys, time\n"
+            "count = len(list(pathlib.Path().glob('start-*')))\n"
+            "pathlib.Path(f'start-{count}').touch()\n"
+            f"if {site == self.server} and count < {self.times}: sys.exit('it was killed')\n"
+            f"server = socket.create_server(('127.0.0.1', {self.port if site == self.server else 0}))\n"
+            "time.sleep(600)"
+        )
+        return [sys.executable, "-c", code]
+
+
+def test_a_server_that_is_killed_while_it_starts_is_started_again():
+    with Ending(1) as federation:
+        assert federation.processes["server"].poll() is None
+        assert len(list(federation.home("server").glob("start-*"))) == 3
+    assert not marked(federation.mark)
+    Ending.times = 9
+    with pytest.raises(fs.FedSGMError, match=r"server ended 4 times; it said: .*it was killed"), Ending(1):
+        pass
 
 
 def test_a_federation_takes_the_steps_of_a_simulated_run(tmp_path):

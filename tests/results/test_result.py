@@ -840,7 +840,7 @@ def test_the_history_is_a_plain_table(several, tmp_path):
     table = pyarrow.parquet.read_table(tmp_path / "history.parquet")
     assert table.num_rows == 3 * 60
     assert table["seed"].to_pylist() == [0] * 60 + [1] * 60 + [2] * 60
-    assert table["round"].to_pylist() == [*range(60)] * 3
+    assert table["round"].to_pylist() == [*range(1, 61)] * 3
     assert table["participants"].to_pylist()[61] == several.history["participants"][1, 1].tolist()
 
 
@@ -969,12 +969,42 @@ def test_several_constraints_have_a_panel_each(tmp_path):
     assert all(f"{name} over all clients" in text for name in names)
 
 
+def test_many_constraints_are_in_a_grid_that_a_screen_shows(tmp_path):
+    """Ten in one row were 7590 x 540 pixels."""
+    names = [f"gap {i}" for i in range(10)]
+    result = made({name: np.ones((3, 1)) for name in ("objective", *names)}, bounds=dict.fromkeys(names, 1.0))
+    width, height = png_size(drawn(result, tmp_path / "p.png"))
+    assert max(width, height) <= 2400
+
+
+@pytest.mark.parametrize("span", [(0.42, 0.61), (0.031, 0.74), (0.0004, 3.0)])
+def test_numbers_of_an_objective_are_plain_and_rounds_begin_at_1(span, tmp_path, drawn):
+    history = {"objective": np.geomspace(*span[::-1], 40, dtype=np.float32)[None], "g": np.full((1, 40), 0.4)}
+    made({name: column(0.5, 0.5, 0.5) for name in history}, history=history, rounds=40).plot(tmp_path / "p.png")
+    axis = drawn[0].axes[0]
+    assert axis.get_xlim()[0] == 1
+    low, high = axis.get_ylim()
+    shown = [tick.get_text() for tick in axis.get_yticklabels() if low <= tick.get_position()[1] <= high]
+    assert len(shown) >= 3
+    assert all(re.fullmatch(r"[\d.]+", text) for text in shown), shown
+    assert not any(tick.get_text() for tick in axis.get_yticklabels(minor=True))
+
+
+def test_the_legend_covers_no_curve(several, tmp_path, drawn):
+    several.plot(tmp_path / "p.png")
+    (figure,) = drawn
+    box = figure.legends[0].get_window_extent()
+    assert not any(axis.get_legend() or axis.get_window_extent().overlaps(box) for axis in figure.axes)
+
+
 def test_a_band_has_two_lines(tmp_path, drawn):
     bounds = {"recall": (0.75, np.inf), "rate": (0.25, 0.5)}
     made({name: column(0.5, 0.5, 0.5) for name in ("objective", *bounds)}, bounds=bounds).plot(tmp_path / "p.png")
     red = [[line for line in axis.lines if line.get_color() == "red"] for axis in drawn[0].axes]
     assert [[float(line.get_ydata()[0]) for line in lines] for lines in red] == [[], [0.75], [0.25, 0.5]]
-    assert [text.get_text() for text in drawn[0].axes[2].get_legend().get_texts()][-1] == "bound 0.25 and 0.5"
+    assert [axis.get_title() for axis in drawn[0].axes[1:]] == [
+        "recall over all clients, bound 0.75", "rate over all clients, bound 0.25 and 0.5"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("seeds", [1, 2])

@@ -1,7 +1,7 @@
 """What the tests of a real federation run: Neyman-Pearson, with code on the clients that does harm when it is told to.
 
 A file ``exit-NAME`` or ``hang-NAME`` in the folder makes the client of that name end its process, or hang, once; while
-there is a file ``wait-NAME``, it waits.
+there is a file ``wait-NAME``, it waits. It writes the round and the attempt of each of its updates into ``made-NAME``.
 """
 
 import os
@@ -12,10 +12,18 @@ import jax
 
 import fedsgm as fs
 from fedsgm.federation import Experiment
+from fedsgm.federation.client import Store
 from fedsgm.tasks import neyman_pearson as task
 
 CLIENTS = 2
 me = {}
+_plain_write = Store.write
+
+
+def _write(store, state):
+    _plain_write(store, state)
+    with (Path(me["folder"]) / f"made-{me['name']}").open("a") as file:
+        file.write(f"{state.sent.round} {state.attempt}\n")
 
 
 def harm(_):
@@ -51,5 +59,6 @@ def make(rounds, timeout=120.0, **_):
 
 def load(name, folder, **_):
     me.update(name=name, folder=folder)
+    Store.write = _write
     clients, _, _ = task.load(clients=CLIENTS)
     return clients[int(name.rpartition("-")[2]) - 1]

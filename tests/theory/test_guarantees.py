@@ -271,7 +271,7 @@ def test_every_setting_of_a_theorem_and_of_a_run_has_its_place():
     runs = {field.name for field in dataclasses.fields(fs.FedSGM)}
     taken = {*planning._CHOSEN, "query", *planning._MEASURED, *planning._TOLD}
     assert theirs - taken == {"rounds", "clients", "random", "projected", "query_size"}
-    assert runs - taken == {"step_size", "tolerance", "promise", "server", "unheard", "memory"}
+    assert runs - taken == {"step_size", "tolerance", "promise", "server", "unheard", "memory", "robust", "privacy"}
     assert taken <= theirs | runs
     for name in planning._CHOSEN:
         default = inspect.signature(fs.FedSGM).parameters[name].default

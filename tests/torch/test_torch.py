@@ -99,6 +99,18 @@ def test_who_is_asked_is_who_the_compiled_engine_asks(query):
     assert_close(found, fs.simulate(algorithm, jax_problem(), CLIENTS, START, rounds=5, progress=False), 1e-5)
 
 
+def test_a_client_that_is_not_believed_is_left_out_in_both():
+    """One with other units: first its message is far from the others', then what it says of the constraint is, too."""
+    odd, examples = 1, [CLIENTS[j] for j in range(len(CLIENTS))]
+    examples[odd] = examples[odd] | {"x": 1000 * examples[odd]["x"]}
+    clients = fs.Clients.from_list(examples)
+    algorithm = fs.FedSGM(0.1, 2, rule=fs.Soft(5.0), uplink=fs.TopK(0.3), robust=fs.Outliers())
+    found = fs.simulate(algorithm, torch_problem(), clients, rounds=5, progress=False)
+    assert_close(found, fs.simulate(algorithm, jax_problem(), clients, START, rounds=5, progress=False), 1e-5)
+    assert (found.history["rejected"][0] == np.eye(len(CLIENTS))[odd]).all()
+    assert found.history["doubted"][0, :, odd].tolist() == [0, 1, 1, 1, 1]
+
+
 def sums(xp, score, y):
     positive, p = xp.where(y == 1, 1.0, 0.0), 1 / (1 + xp.exp(-score))
     return {"of 1": positive * p, "ones": positive, "of 0": (1 - positive) * p, "zeros": 1 - positive}

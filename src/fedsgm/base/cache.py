@@ -9,32 +9,54 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-_LIGHT = {"xla_backend_optimization_level": 1, "xla_cpu_parallel_codegen_split_count": 1}
+_FULL: dict[str, Any] = {"xla_backend_optimization_level": 1, "xla_cpu_parallel_codegen_split_count": 1}
+_LIGHT = _FULL | {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+_LITTLE = 2**28  # parameters times numbers of the data, of a program that is called a few times
 
 
-def whole_program(fn: Callable[..., Any], *, donate: tuple[int, ...] = ()) -> Callable[..., Any]:
+def whole_program(
+    fn: Callable[..., Any], *, donate: tuple[int, ...] = (), light: Callable[..., bool] | None = None
+) -> Callable[..., Any]:
     """``jax.jit`` of what is never part of another program, compiled for the CPU with less work.
 
-    Fewer of LLVM's passes, and one piece of code instead of many: the others take up to a quarter of a first run and
-    gain nothing that was measured. What the user sets in XLA_FLAGS is kept. (``--xla_cpu_use_fusion_emitters=false``
-    saves as much again, but a round of small products then takes up to a quarter longer.)
+    In full: fewer of LLVM's passes than XLA's own choice, and one piece of code instead of many. The others take up to
+    a quarter of a first run and gain nothing that was measured. Where ``light`` says so of the arguments: none of the
+    passes, and fusions in XLA's older way. A program is compiled in a quarter of the time, and takes several times
+    as long: right for what runs once, or has little to do. Last bits differ between the two, so ``light`` may ask only
+    for what is the same however a run is interrupted. What the user sets in XLA_FLAGS is kept.
 
     The arrays of the arguments in ``donate`` are given away: what the program makes may take their place.
     """
 
     @functools.cache
-    def program() -> Callable[..., Any]:
+    def program(light: bool) -> Callable[..., Any]:
         told = os.environ.get("XLA_FLAGS", "")
-        light = {name: value for name, value in _LIGHT.items() if name not in told}
-        options = light if jax.default_backend() == "cpu" else None
+        wanted = {name: value for name, value in (_LIGHT if light else _FULL).items() if name not in told}
+        options = wanted if jax.default_backend() == "cpu" else None
         return jax.jit(fn, donate_argnums=donate, compiler_options=options)
 
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
-        return program()(*args)
+        return program(light is not None and light(*args))(*args)
 
     return call
+
+
+of_run = functools.partial(whole_program, light=lambda run, *_: run.light)  # a run's programs are compiled in one way
+
+
+def little(params: Any, data: Any) -> bool:
+    """Whether to go through the data once with these parameters takes next to no time.
+
+    A parameter meets each number of an example at most, as in a convolution.
+    """
+    return _numbers(params) * _numbers(data) <= _LITTLE
+
+
+def _numbers(tree: Any) -> int:
+    return sum(np.size(leaf) for leaf in jax.tree.leaves(tree))
 
 
 def use_compilation_cache() -> None:

@@ -17,7 +17,8 @@ _DEEPEST = 8  # closure within closure
 def describe(thing: Any) -> Any:
     """Settings as plain JSON: dataclasses by class and field, functions by name."""
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        fields = {f.name: describe(getattr(thing, f.name)) for f in dataclasses.fields(thing)}
+        told = [f.name for f in dataclasses.fields(thing) if not f.metadata.get("hidden")]
+        fields = {name: describe(getattr(thing, name)) for name in told}
         return {"is": type(thing).__name__, **fields}
     if isinstance(thing, functools.partial):
         return [describe(thing.func), describe(thing.args), describe(thing.keywords)]

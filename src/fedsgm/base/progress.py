@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
+
+from fedsgm.base.notebook import NotebookBar, in_notebook
 
 _LINE_EVERY = 10.0  # seconds between plain lines
 
@@ -42,9 +44,10 @@ class Progress:
         self.title, self.total, self.unit = title, total, unit
         self._show = show
         self._last = time.monotonic()
-        self._bar = None
+        self._bar: Any = None
+        self._notebook = NotebookBar(title, total) if show and in_notebook() else None
         self._soon: threading.Timer | None = None
-        if show and sys.stderr.isatty():
+        if show and not self._notebook and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
@@ -60,7 +63,9 @@ class Progress:
             self._task = self._bar.add_task(title, total=total, note="")
 
     def __enter__(self) -> Progress:
-        if self._bar:
+        if self._notebook:
+            self._notebook.start()
+        elif self._bar:
             self._bar.start()
         if self.unit == "round":
             self.doing("compiling")
@@ -70,13 +75,17 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._begin()
-        if self._bar:
+        if self._notebook:
+            self._notebook.stop()
+        elif self._bar:
             self._bar.stop()
 
     def doing(self, what: str) -> None:
         """What goes on from now on, without progress: beside the bar, or a plain line if it takes long."""
         self._begin()
-        if self._bar:
+        if self._notebook:
+            self._notebook.update(None, what)
+        elif self._bar:
             self._bar.update(self._task, note=what)
         elif self._show:
             self._soon = threading.Timer(_LINE_EVERY, say, [f"{self.title}: {what}"], {"file": sys.stderr})
@@ -92,7 +101,9 @@ class Progress:
         """``done`` of the total; the values are shown beside it."""
         self._begin()
         note = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        if self._bar:
+        if self._notebook:
+            self._notebook.update(done, note)
+        elif self._bar:
             self._bar.update(self._task, completed=done, note=note)
         elif self._show and time.monotonic() - self._last > _LINE_EVERY:
             self._last = time.monotonic()

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.base.errors import SettingError
+from fedsgm.base.showing import short_ways
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,6 +34,11 @@ def aside(*, default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"role": "aside"})
 
 
+def hidden(*, default: Any) -> Any:
+    """A field that is part of a program like any other, and of no description: settings do not tell it."""
+    return dataclasses.field(default=default, metadata={"hidden": True})
+
+
 def made_once(make: Callable[P, T]) -> Callable[P, T]:
     """Give what was made of equal arguments before: functions are the same, so that what they are in is one program."""
     remembered = functools.lru_cache(maxsize=256, typed=True)(make)
@@ -48,7 +54,7 @@ def made_once(make: Callable[P, T]) -> Callable[P, T]:
     return made
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(static, aside, dataclasses.field))
+@dataclass_transform(frozen_default=True, field_specifiers=(static, aside, hidden, dataclasses.field))
 def struct(cls: type[T]) -> type[T]:
     """A frozen dataclass that is also a pytree.
 
@@ -56,6 +62,7 @@ def struct(cls: type[T]) -> type[T]:
     The class is part of the static data: in JAX 0.10 the structures of two classes made by ``register_dataclass``
     compare equal if their fields do, so that a compiled program of one could be taken for the other's.
     """
+    short_ways(cls)
     made: Any = dataclasses.dataclass(frozen=True)(cls)
     _register(made)
     return made
@@ -125,9 +132,13 @@ def as_float32(tree: Any) -> Any:
 
 @struct
 class Scheduled:
-    """A number that is a function of the round, such as a schedule of optax."""
+    """A number that is a function of the round, such as a schedule of optax, times ``scale``.
+
+    The function is part of the program; another scale compiles nothing.
+    """
 
     schedule: Callable[[Any], Any] = static()
+    scale: float = 1.0
 
 
 def check_participants(participants: int | None, clients: int) -> None:

@@ -75,3 +75,15 @@ def _names(name: str, keys: Iterable[Any], flat: bool) -> dict[Any, str]:
     So the names of a PyTorch module's parameters are its own.
     """
     return {key: f"{name}.{key if flat else str(key).replace('~', '~0').replace('.', '~1')}" for key in keys}
+
+
+def as_bytes(a: jax.Array) -> jax.Array:
+    """Rows of bytes."""
+    rows = a.reshape(len(a), -1)
+    return rows.astype(np.uint8) if a.dtype == bool else rows.view(np.uint8)
+
+
+def from_bytes(like: jax.Array, rows: jax.Array) -> jax.Array:
+    """What rows of bytes stand for."""
+    numbers = rows.astype(bool) if like.dtype == bool else rows.view(like.dtype)
+    return numbers.reshape(len(rows), *like.shape[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedsgm.base.errors import SettingError
@@ -59,7 +59,7 @@ def check(flags: RunFlags, clients: int, params: Any) -> None:
         check_participants(_participants(flags), clients)
 
 
-def simulate(flags: RunFlags, problem: Any, clients: Any, params: Any, test: Any) -> Any:
+def simulate(flags: RunFlags, problem: Any, clients: Any, params: Any, test: Any, callbacks: Sequence[Any] = ()) -> Any:
     """The run in one program; its :class:`fedsgm.Result`."""
     import fedsgm as fs
 
@@ -83,6 +83,7 @@ def simulate(flags: RunFlags, problem: Any, clients: Any, params: Any, test: Any
         checkpoint=kept,
         progress=flags.progress,
         debug=flags.debug,
+        callbacks=callbacks,
     )
 
 
@@ -155,8 +156,8 @@ def parse_compressor(text: str, params: Any) -> Any:
             raise wrong
         return fs.Layerwise.of(parse_compressor(argument, params), params)
     try:
-        if kind in ("topk", "randk"):
-            make = fs.TopK if kind == "topk" else fs.RandK
+        if kind in ("topk", "randk", "sharedk"):
+            make = {"topk": fs.TopK, "randk": fs.RandK, "sharedk": fs.SharedK}[kind]
             name, equals, count = argument.partition("=")
             if equals and name == "count":
                 return make(count=int(count))

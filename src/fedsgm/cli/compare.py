@@ -16,18 +16,22 @@ def compare(
 ) -> None:
     """Print finished runs' answers side by side and draw their course and what they came to."""
     from fedsgm.results import comparison, reading
-    from fedsgm.results.plots import check_format
+    from fedsgm.results.drawing import check_format
     from fedsgm.results.result import Result
 
     check_format(plot)
     results = [Result.load(folder) for folder in folders]
-    names = [folder.resolve().name for folder in folders]
-    labels = [str(folder) if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)]
     rows = []
-    for label, folder, result in zip(labels, folders, results, strict=True):
+    for label, folder, result in zip(labels(folders), folders, results, strict=True):
         with reading.believed(folder / reading.FILE):
             rows.append(comparison.of_finished(label, result))
             comparison.table(rows)
     say(f"{comparison.table(rows)}\n\n{comparison.best(rows)}\n{comparison.NOTE}")
     comparison.plot(rows, plot, results)
     say(f"\nPicture: {plot}")
+
+
+def labels(folders: list[Path]) -> list[str]:
+    """What tells runs apart: the names of their folders, or all of their paths."""
+    names = [folder.resolve().name for folder in folders]
+    return [str(folder) if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 # Packages that come with an extra, by its name.
-EXTRAS = {"nvflare": "nvflare", "flower": "flwr", "torch": "torch", "cmdp": "gymnasium"}
+EXTRAS = {"nvflare": "nvflare", "flower": "flwr", "torch": "torch", "cmdp": "gymnasium", "privacy": "dp-accounting"}
+EXTRAS |= {"tensorboard": "tensorboard", "mlflow": "mlflow-skinny", "trackio": "trackio"}
 
 
 def doctor() -> None:

@@ -14,7 +14,7 @@ from fedsgm.base.progress import say
 from fedsgm.cli import config, rehearsal
 from fedsgm.cli.federate_fit import fit, told_of_model
 from fedsgm.cli.flags import RunFlags, command, own_parameters
-from fedsgm.cli.rehearsal import NOT_FEDERATED, Engine, chosen, limits
+from fedsgm.cli.rehearsal import NOT_FEDERATED, Engine, chosen, guarded, limits
 from fedsgm.cli.saving import copy, picture
 from fedsgm.cli.setups import SETUPS
 
@@ -37,9 +37,11 @@ commands.command("fit")(fit)
 def _add(name: str) -> None:
     setup = SETUPS[name]
 
-    def local(flags: RunFlags, engine: Engine, port: int, timeout: float, min_participants: int, **own: Any) -> int:
+    def local(
+        flags: RunFlags, engine: Engine, port: int, timeout: float, min_participants: int, secure: bool, **own: Any
+    ) -> int:
         given = config.plain({key: value.resolve() if isinstance(value, Path) else value for key, value in own.items()})
-        waits = {"timeout": timeout, "min_participants": min_participants}
+        waits = {"timeout": timeout, "min_participants": min_participants, "secure": secure}
         settings = {key: value for key, value in flags.settings().items() if key not in NOT_FEDERATED}
 
         def keep(finished: Path) -> Any:
@@ -53,7 +55,7 @@ def _add(name: str) -> None:
     local.__doc__ = f"Run {name} with a server and every client as a process, over TLS on 127.0.0.1."
     few = [each.replace(default=5) if each.name == "clients" else each for each in setup.parameters]
     defaults = setup.defaults | {"out": Path("runs") / f"federated-{name}", "participants": 0, "seeds": 1}
-    own = [*few, *own_parameters(chosen), *own_parameters(limits)]
+    own = [*few, *own_parameters(chosen), *own_parameters(limits), *own_parameters(guarded)]
     _local.command(name)(command(local, own, defaults, NOT_FEDERATED + setup.without))
 
 

@@ -22,10 +22,9 @@ from fedsgm.cli import building, config, rehearsal
 from fedsgm.cli.fit import DEFAULTS, PARAMETERS, TaskName, WeighName
 from fedsgm.cli.fitting import ModelName, for_model, layers_of
 from fedsgm.cli.flags import PROBLEM, RuleName, RunFlags, command, option, own_parameters, value_types
-from fedsgm.cli.rehearsal import NOT_FEDERATED, RUN
+from fedsgm.cli.rehearsal import NOT_FEDERATED, RUN, Engine
 from fedsgm.cli.saving import copy, picture
 from fedsgm.data.reading import Written, read_table
-from fedsgm.federation.flare import kits
 from fedsgm.tables import fit as tabular
 from fedsgm.tables.describing import Question, Site
 from fedsgm.tables.federated import TableFit
@@ -58,6 +57,7 @@ _FLAGS = [
     _TABLES,
     *(each for each in PARAMETERS if each.name not in _DEALT + _ONE_TABLE),
     _LEAST,
+    *own_parameters(rehearsal.chosen),
     *own_parameters(rehearsal.limits),
 ]
 
@@ -70,7 +70,7 @@ def experiment(**settings: Any) -> TableFit:
     """
     given = _complete(settings)
     run = {name: given[name] for name in (field.name for field in dataclasses.fields(RunFlags)) if name in given}
-    flags = RunFlags(**DEFAULTS | run | {"rule": _chosen(RuleName, "rule", given.get("rule", RunFlags.rule))})
+    flags = RunFlags(**DEFAULTS | run | {"rule": _chosen(RuleName, "rule", given.get("rule", DEFAULTS["rule"]))})
     rehearsal.check_rule(flags)
     about = Question(
         given["target"],
@@ -103,7 +103,7 @@ def _algorithm(flags: RunFlags, model: MLP, params: Any) -> Any:
 
 def _complete(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings and the defaults of the others, where those are not the run's."""
-    known = value_types(_FLAGS).keys() - {*NOT_FEDERATED, "tables", "port"}
+    known = value_types(_FLAGS).keys() - {*NOT_FEDERATED, "tables", "engine", "port"}
     for name in settings:
         if name not in known:
             raise SettingError(f"there is no setting {name!r} of a fit over sites; {nearest(name, sorted(known))}")
@@ -130,13 +130,13 @@ def path(name: str, *, folder: str, **_: Any) -> str:
     return str(json.loads((Path(folder) / f"{name}.json").read_text()))
 
 
-def _fit(flags: RunFlags, tables: list[Path], port: int, **own: Any) -> int:
+def _fit(flags: RunFlags, tables: list[Path], engine: Engine, port: int, **own: Any) -> int:
     """Fit one model to the tables of several sites, each a process of its own: no row leaves its site.
 
     Only counts and sums of each table are told, and what every run sends; docs/federation.md lists it. The run folder
     is that of fedsgm fit, with model.json for fedsgm predict.
     """
-    kits.require_flare()
+    rehearsal.require(engine)
     given = config.plain(own)
     settings = given | {name: value for name, value in flags.settings().items() if name not in NOT_FEDERATED}
     stated = experiment(**settings)
@@ -150,7 +150,7 @@ def _fit(flags: RunFlags, tables: list[Path], port: int, **own: Any) -> int:
         folder.mkdir()
         for name, table in zip(federation.names, tables, strict=True):
             (folder / f"{name}.json").write_text(json.dumps(str(table.resolve())))
-        return kits.write_job(
+        return rehearsal.writer(engine)(
             federation.folder / "job",
             run=RUN,
             clients=federation.names,
@@ -162,7 +162,7 @@ def _fit(flags: RunFlags, tables: list[Path], port: int, **own: Any) -> int:
     def keep(finished: Path) -> Result:
         return copy(finished, flags.out, f"federate fit {' '.join(map(str, tables))}", settings)
 
-    result = rehearsal.carry_out(job, len(tables), flags, keep=keep, port=port, module=__name__)
+    result = rehearsal.carry_out(job, len(tables), flags, keep=keep, port=port, module=__name__, engine=engine)
     say(f"{told_of_model(result)[0]}{result.verdict()}")
     picture(result, flags.out)
     say(f"Its model is in model.json. Apply it: fedsgm predict {flags.out} NEW.csv")

@@ -16,8 +16,10 @@ from fedsgm.base.progress import say
 from fedsgm.base.structs import check_count
 from fedsgm.cli import config, fitting
 from fedsgm.cli.fitting import Fitting, Given, ModelName, layers_of
-from fedsgm.cli.flags import PROBLEM, RUN, RuleName, RunFlags, command, option, own_parameters
+from fedsgm.cli.flags import PROBLEM, RUN, RuleName, RunFlags, command, ignored, option, own_parameters
+from fedsgm.cli.listening import listening
 from fedsgm.cli.saving import save
+from fedsgm.engines import work
 from fedsgm.tables import recipe
 from fedsgm.tables.grammar import OF_CLASS, OF_GROUPS
 
@@ -120,15 +122,17 @@ def _train(flags: RunFlags, table: Path, **own: Any) -> int:
     at = None if bounds is None else trade_off.parse_bounds(bounds, wanted)
 
     def made(seed: int) -> Fitting:
-        return Fitting.of(dataclasses.replace(flags, seed=seed), given.prepared(seed, own), layers, own["weigh"].value)
+        chosen = dataclasses.replace(flags, seed=seed)
+        return Fitting.of(chosen, given.prepared(seed, own), layers, own["weigh"].value, heard)
 
-    first = made(flags.seed)
-    for note in first.notes(wanted):
-        say(f"note: {note}", file=sys.stderr)
-    settings = config.plain(own) | first.flags.settings()
-    if at is not None:
-        return _trade_off([first, *(made(flags.seed + i) for i in range(1, seeds))], wanted, at, table, settings)
-    return _fit(first, first.problem(wanted), confidence, table, settings)
+    with listening(flags) as heard:
+        first = made(flags.seed)
+        for note in (*ignored(flags, DEFAULTS), *first.notes(wanted)):
+            say(f"note: {note}", file=sys.stderr)
+        settings = config.plain(own) | first.flags.settings()
+        if at is not None:
+            return _trade_off([first, *(made(flags.seed + i) for i in range(1, seeds))], wanted, at, table, settings)
+        return _fit(first, first.problem(wanted), confidence, table, settings)
 
 
 def _fit(made: Fitting, problem: Problem, confidence: float | None, table: Path, settings: dict[str, Any]) -> int:
@@ -164,7 +168,8 @@ def _trade_off(
     from fedsgm.tables import trade_off
 
     flags, name = made[0].flags, wanted[0].name
-    found = [point for each in made for point in fitting.points(each, wanted, at)]
+    with work.alike(len(made) * (1 + len(at))):
+        found = [point for each in made for point in fitting.points(each, wanted, at)]
     say(trade_off.table(found, name))
     config.write(flags.out, f"fit {table}", settings)
     trade_off.save(found, flags.out / "trade-off.parquet")

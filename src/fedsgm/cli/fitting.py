@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedsgm.base.errors import SettingError
 from fedsgm.cli import building
 from fedsgm.cli.flags import RunFlags
+from fedsgm.cli.listening import Heard, nobody
 from fedsgm.cli.setups import widths
 
 if TYPE_CHECKING:
@@ -71,11 +72,14 @@ class Fitting:
     prepared: Prepared
     layers: tuple[int, ...]
     weigh: str
+    heard: Heard = nobody
 
     @classmethod
-    def of(cls, flags: RunFlags, prepared: Prepared, layers: tuple[int, ...], weigh: str) -> Fitting:
+    def of(
+        cls, flags: RunFlags, prepared: Prepared, layers: tuple[int, ...], weigh: str, heard: Heard = nobody
+    ) -> Fitting:
         """With the step size that is the model's, unless it is told."""
-        return cls(for_model(flags, prepared.target.model(layers)), prepared, layers, weigh)
+        return cls(for_model(flags, prepared.target.model(layers)), prepared, layers, weigh, heard)
 
     def problem(self, wanted: Sequence[Wanted]) -> Problem:
         from fedsgm.tables.fit import make_problem
@@ -102,7 +106,8 @@ class Fitting:
         """A run; one beside the fit itself has a name, and its checkpoint a folder of that name."""
         apart = self.flags.checkpoint if name is None else self.flags.checkpoint and self.flags.checkpoint / name
         flags = dataclasses.replace(self.flags, checkpoint=apart)
-        return building.simulate(flags, problem, self.prepared.clients, self.params, self.prepared.test)
+        given = (self.prepared.clients, self.params, self.prepared.test)
+        return building.simulate(flags, problem, *given, callbacks=self.heard(name or ""))
 
     def free(self, problem: Problem) -> Result:
         """Without the constraints."""

@@ -18,7 +18,7 @@ from fedsgm.cli import config as config_file
 
 ALGORITHM, PROBLEM, RUN, OUTPUT = "Algorithm", "Problem and data", "Run", "Output"
 COMPRESSOR = (
-    "none, topk:0.1, topk:count=3, randk:0.1, randk:count=3, float16, float8, float4, "
+    "none, topk:0.1, topk:count=3, randk:0.1, randk:count=3, sharedk:0.1, float16, float8, float4, "
     "int4:64 (int2 to int8, blocks of 64), sign, natural; layers:topk:0.1 compresses each layer by itself."
 )
 
@@ -32,6 +32,12 @@ class QueryName(StrEnum):
 class UnheardName(StrEnum):
     asked = "asked"
     left_out = "left-out"
+
+
+class TrackerName(StrEnum):
+    tensorboard = "tensorboard"
+    mlflow = "mlflow"
+    trackio = "trackio"
 
 
 class RuleName(StrEnum):
@@ -160,6 +166,21 @@ class RunFlags:
         "run"
     )
     progress: Annotated[bool, option(panel=OUTPUT, help="Show progress on standard error.")] = True
+    watch: Annotated[
+        bool, option("--watch", panel=OUTPUT, help="Serve the run's page on 127.0.0.1 while it goes on.")
+    ] = False
+    log: Annotated[
+        Path | None, option(panel=OUTPUT, metavar="FILE", help="A line of JSON for each round and seed, as they come.")
+    ] = None
+    track: Annotated[
+        list[TrackerName] | None,
+        option(
+            panel=OUTPUT,
+            metavar="TRACKER",
+            help="Also log to tensorboard (in OUT/tensorboard), mlflow (MLFLOW_TRACKING_URI) or trackio (TRACKIO_DIR); "
+            "may be given again.",
+        ),
+    ] = None
     require_feasible: Annotated[
         bool, option("--require-feasible", panel=OUTPUT, help="Exit with 3 if a seed's answer is not feasible.")
     ] = False
@@ -175,7 +196,8 @@ class RunFlags:
             raise SettingError("--resume needs --checkpoint DIR, the folder to go on from")
         if self.radius is not None and self.box is not None:
             raise SettingError("--radius and --box: give one of them, X is a ball or a box")
-        for flag, folder in (("--out", self.out), ("--checkpoint", self.checkpoint)):
+        log = None if self.log is None else self.log.parent
+        for flag, folder in (("--out", self.out), ("--checkpoint", self.checkpoint), ("--log", log)):
             if folder is not None:
                 check_writable(flag, folder)
 
@@ -185,7 +207,26 @@ class RunFlags:
         return {name: value for name, value in given.items() if name not in _NOT_SETTINGS and value is not None}
 
 
-_NOT_SETTINGS = ("config", "resume", "out", "checkpoint", "checkpoint_every", "progress", "require_feasible", "debug")
+LISTENING = ("watch", "log", "track")
+_NOT_SETTINGS = (
+    *("config", "resume", "out", "checkpoint", "checkpoint_every", "progress", "require_feasible", "debug", *LISTENING),
+)
+
+
+def ignored(flags: RunFlags, defaults: dict[str, Any]) -> list[str]:
+    """What was set, other than a command has it, and is of no effect: in a sentence each."""
+    plain = {field.name: field.default for field in dataclasses.fields(RunFlags)} | defaults
+    changed = {name: value for name, value in flags.settings().items() if value != plain.get(name)}
+    used = relevant(changed, flags.rule)
+    notes = []
+    for name in changed:
+        if name not in used:
+            rules = ", ".join(rule for rule in OWN if name in OWN[rule]) or "all rules but ipp-conex"
+            flag = f"--{name.replace('_', '-')}"
+            notes.append(f"{flag} is of no effect with --rule {flags.rule}: it is for {rules}; leave it out")
+    if "unheard" in used and flags.query is not QueryName.memory:
+        notes.append("--unheard is of no effect without --query memory; leave it out, or add that")
+    return notes
 
 
 def command(

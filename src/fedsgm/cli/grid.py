@@ -11,6 +11,7 @@ from typing import Any
 from fedsgm.base.errors import SURPRISES, SettingError
 from fedsgm.base.files import read_file, write_atomically
 from fedsgm.base.progress import Progress
+from fedsgm.engines import work
 from fedsgm.results.comparison import Row
 from fedsgm.results.result import Result
 
@@ -63,7 +64,7 @@ def run(
     rows = _load(folder / FILE, base) if resume else []
     done = {row.label for row in rows}
     missing = [setting for setting in settings if label(setting) not in done]
-    with Progress("sweep", len(settings), show=progress, unit="setting") as bar:
+    with work.alike(len(settings)), Progress("sweep", len(settings), show=progress, unit="setting") as bar:
         had = len(settings) - len(missing)
         bar.update(had)
         for i, setting in enumerate(missing, start=1):

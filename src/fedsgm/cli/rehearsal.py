@@ -19,11 +19,13 @@ from fedsgm.base.progress import say
 from fedsgm.cli import building
 from fedsgm.cli.flags import OWN, RuleName, RunFlags, option, value_types
 from fedsgm.cli.flags import RUN as RUN_PANEL
+from fedsgm.cli.listening import listening, nobody
 from fedsgm.cli.setups import SETUPS, Load
 from fedsgm.data.clients import Clients
 from fedsgm.federation.experiment import Experiment
 from fedsgm.federation.flare import kits
 from fedsgm.federation.flower import apps
+from fedsgm.federation.news import Relayed
 
 if TYPE_CHECKING:
     from fedsgm.federation.sites import Sites
@@ -56,6 +58,15 @@ def chosen(
     ] = Engine.flare,
 ) -> None:
     """The flag of commands that run over either engine."""
+
+
+def guarded(
+    secure: Annotated[
+        bool,
+        option("--secure", panel=RUN_PANEL, help="The server sees sums alone; the uplink is sharedk:..., over FLARE."),
+    ] = False,
+) -> None:
+    """The flag of commands that send nothing but statistics and updates."""
 
 
 def experiment(*, task: str, own: dict[str, Any], flags: dict[str, Any], folder: str, **limits: Any) -> Experiment:
@@ -97,6 +108,11 @@ def require(engine: Engine) -> None:
         kits.require_flare()
 
 
+def writer(engine: Engine) -> Callable[..., Path]:
+    """What writes a job for the engine."""
+    return apps.write_app if engine is Engine.flower else kits.write_job
+
+
 def run(
     task: str,
     own: dict[str, Any],
@@ -110,14 +126,16 @@ def run(
     """Run the task in a federation on this machine; what ``keep`` makes of the run's folder."""
     require(engine)
     check_rule(flags)
-    clients, params, test = _set_up(task, own)[1]()
+    problem, load = _set_up(task, own)
+    clients, params, test = load()
     building.check(flags, len(clients), params)
+    if limits["secure"]:
+        _check_secure(engine, flags, problem, len(clients), params)
 
     def job(federation: Sites) -> Path:
         folder = federation.folder / "data"
         hand_out(folder, federation.names, clients, start_of(params, flags.seed), test)
-        write = apps.write_app if engine is Engine.flower else kits.write_job
-        return write(
+        return writer(engine)(
             federation.folder / "job",
             run=RUN,
             clients=federation.names,
@@ -127,6 +145,14 @@ def run(
         )
 
     return carry_out(job, len(clients), flags, keep=keep, port=port, module=__name__, engine=engine)
+
+
+def _check_secure(engine: Engine, flags: RunFlags, problem: Any, clients: int, params: Any) -> None:
+    from fedsgm.federation import secure
+
+    if engine is Engine.flower:
+        raise SettingError("--secure: the clients' keys are signed by the certificates of FLARE; take --engine flare")
+    secure.check(building.algorithm(flags, params), problem, clients)
 
 
 def check_rule(flags: RunFlags) -> None:
@@ -143,7 +169,7 @@ def carry_out(
     keep: Callable[[Path], Any],
     port: int,
     module: str,
-    engine: Engine = Engine.flare,
+    engine: Engine,
 ) -> Any:
     """Start a federation on this machine, run the ``job`` that is written for it, and end it.
 
@@ -154,15 +180,29 @@ def carry_out(
     state = flags.checkpoint and flags.checkpoint.resolve()
     if state and not flags.resume and list(state.glob("*/*/round-*.ckpt")):
         raise CheckpointError(f"{state} holds a checkpoint; add --resume to go on from it, or choose an empty folder")
+    if engine is Engine.flower and (flags.watch or flags.log or flags.track):
+        raise SettingError("--watch, --log and --track: rounds are told over FLARE; take --engine flare for them")
     if flags.progress:
         say(f"Starting a server and {clients} clients ...", file=sys.stderr)
-    over = _over_flower if engine is Engine.flower else _over_flare
-    with interruptible():
-        return over(job, clients, flags, keep, port=port, state=state, modules=[module])
+    more: dict[str, Any] = {"port": port, "state": state, "modules": [module]}
+    if engine is Engine.flower:
+        with interruptible():
+            return _over_flower(job, clients, flags, keep, **more)
+    with interruptible(), listening(flags) as heard:
+        relayed = Relayed(heard("")) if heard is not nobody else None
+        result = _over_flare(job, clients, flags, keep, relayed, **more)
+        if relayed is not None:
+            relayed.finish(result)
+        return result
 
 
 def _over_flare(
-    job: Callable[[Sites], Path], clients: int, flags: RunFlags, keep: Callable[[Path], Any], **more: Any
+    job: Callable[[Sites], Path],
+    clients: int,
+    flags: RunFlags,
+    keep: Callable[[Path], Any],
+    relayed: Relayed | None,
+    **more: Any,
 ) -> Any:
     from fedsgm.federation.flare.local import LocalFederation
     from fedsgm.federation.flare.submit import Job, submit
@@ -175,6 +215,7 @@ def _over_flare(
             show=flags.progress,
             here=federation.kits[federation.server],
             tend=federation.tend,
+            relayed=relayed,
         )
         return keep(finished)
 

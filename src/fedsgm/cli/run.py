@@ -13,6 +13,7 @@ from fedsgm.base.files import check_writable
 from fedsgm.base.progress import say
 from fedsgm.cli import building, config
 from fedsgm.cli.flags import OUTPUT, RUN, RunFlags, command, option, own_parameters
+from fedsgm.cli.listening import listening
 from fedsgm.cli.saving import save
 from fedsgm.cli.setups import SETUPS
 
@@ -62,8 +63,9 @@ def _add(name: str) -> None:
         first = _joined(coordinator, processes, process)
         problem, load = setup.make(**own)
         if not first:
-            flags = dataclasses.replace(flags, progress=False)
-        result = building.simulate(flags, problem, *load())
+            flags = dataclasses.replace(flags, progress=False, watch=False, log=None, track=None)
+        with listening(flags) as heard:
+            result = building.simulate(flags, problem, *load(), callbacks=heard(""))
         exit_code = 3 if flags.require_feasible and not result.feasible.all() else 0
         if not first:
             return exit_code

@@ -18,7 +18,7 @@ def show(
     """Print a finished run's verdict and draw its picture again."""
     from fedsgm.results import reading
     from fedsgm.results import verdict as report
-    from fedsgm.results.plots import check_format
+    from fedsgm.results.drawing import check_format
     from fedsgm.results.result import Result
     from fedsgm.tables.fit import told
 

@@ -13,14 +13,14 @@ import typer
 from fedsgm.base.errors import SettingError
 from fedsgm.base.progress import say
 from fedsgm.cli import building, config
-from fedsgm.cli.flags import RUN, RunFlags, command, option, own_parameters, relevant, value_types
+from fedsgm.cli.flags import LISTENING, RUN, RunFlags, command, option, own_parameters, relevant, value_types
 from fedsgm.cli.setups import SETUPS, Setup
 
 if TYPE_CHECKING:
     from fedsgm.results.comparison import Row
 
 commands = typer.Typer(no_args_is_help=True, help="Run an experiment for a grid of settings.")
-OF_ONE_RUN = ("checkpoint", "checkpoint_every", "resume", "debug", "require_feasible")
+OF_ONE_RUN = ("checkpoint", "checkpoint_every", "resume", "debug", "require_feasible", *LISTENING)
 
 
 def _own(

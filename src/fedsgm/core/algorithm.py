@@ -21,26 +21,18 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from fedsgm.base.errors import SettingError
 from fedsgm.base.layout import Layout
-from fedsgm.base.structs import (
-    Scheduled,
-    aside,
-    carried,
-    check_count,
-    check_number,
-    check_participants,
-    replaced,
-    static,
-    struct,
-)
+from fedsgm.base.structs import Scheduled, aside, replaced, static, struct
+from fedsgm.base.structs import check_participants as check_there
 from fedsgm.core import feedback
-from fedsgm.core.checks import check_optimizer
 from fedsgm.core.compression import Compressor, Identity, Message
 from fedsgm.core.drawing import distinct
-from fedsgm.core.feedback import Memory, Summed, Uplink, check_downlink, check_uplink
-from fedsgm.core.queries import QUERIES, UNHEARD, Remembered
+from fedsgm.core.feedback import Memory, Summed, Uplink
+from fedsgm.core.pooling import calmed
+from fedsgm.core.queries import Remembered
+from fedsgm.core.robust import Robust, believed, check_participants
 from fedsgm.core.rules import Direction, Hard, Measured, Rule, check_rule, margin_of
+from fedsgm.core.settings import check_settings, check_task
 from fedsgm.core.task import Task
 
 if TYPE_CHECKING:
@@ -94,7 +86,20 @@ class Server:
 
 @struct
 class FedSGM:
-    """Federated switching gradient method with local steps, partial participation and compression both ways.
+    r"""Federated switching gradient method with local steps, partial participation and compression both ways.
+
+    A round t measures the constraints, decides on weights :math:`(1 - s_t, s_t)` by its rule, and has m clients take E
+    steps on that mix of gradients; the messages C(·) carry what error feedback has kept back:
+
+    .. math:: w_j \leftarrow w_j - \eta \big((1 - s_t) \nabla f_j(w_j) + s_t \nabla g_j(w_j)\big), \qquad
+        w_{t+1} = \Pi_X\Big(w_t - \frac{\eta}{m} \sum_{j \in S_t} C(e_j + \Delta_j)\Big)
+
+    Algorithm 1 of Upadhyay, Moon and Hashemi, *FedSGM: A Unified Framework for Constraint Aware, Bidirectionally
+    Compressed, Multi-Step Federated Optimization*; ``docs/algorithm.md`` goes through its lines beside the code.
+
+    >>> import fedsgm as fs
+    >>> fs.FedSGM(step_size=0.1, local_steps=5, participants=10, rule=fs.Soft(beta=40.0), uplink=fs.TopK(0.1))
+    FedSGM(step_size=0.1, local_steps=5, participants=10, rule=Soft(beta=40.0), uplink=TopK(fraction=0.1, count=None))
 
     Args:
         step_size: eta, of the local steps and of the server's: a number, or a function of the round such as optax's
@@ -115,6 +120,9 @@ class FedSGM:
             server decides on the last answers of all clients.
         unheard: what is done with ``query="memory"`` about clients that were never heard: they are ``"asked"`` first,
             in a query of their own, or ``"left out"`` of the estimate until their turn comes.
+        robust: how messages and statistics are put together where clients may be dishonest, e.g. ``Outliers()``;
+            None is the mean of all.
+        privacy: a :class:`fedsgm.Privacy`, for runs whose clients send nothing but what is differentially private.
         memory: False turns error feedback off, both ways: what a compressor leaves out is lost. For comparison only.
         promise: the guarantee that the settings were made for, by :meth:`from_theory`; of no effect on a run.
     """
@@ -133,6 +141,8 @@ class FedSGM:
     query: str = static(default="participants")
     unheard: str = static(default="asked")
     memory: bool = static(default=True)
+    robust: Robust | None = None
+    privacy: Any = None
     promise: Any = aside(default=None)
 
     @classmethod
@@ -159,38 +169,22 @@ class FedSGM:
     def __post_init__(self) -> None:
         if callable(self.step_size):
             object.__setattr__(self, "step_size", Scheduled(self.step_size))
-        if not isinstance(self.step_size, Scheduled):
-            check_number("FedSGM", "step_size", self.step_size, above=0)
-        check_number("FedSGM", "tolerance", self.tolerance, least=0)
-        for name, known in (("query", QUERIES), ("unheard", UNHEARD)):
-            if getattr(self, name) not in known:
-                raise SettingError(f"FedSGM: {name}={getattr(self, name)!r}, but it must be one of {', '.join(known)}")
-        check_count("FedSGM", "local_steps", self.local_steps)
-        if isinstance(self.rule, type) or not all(hasattr(self.rule, name) for name in ("init", "decide", "report")):
-            raise SettingError(f"FedSGM: rule={self.rule!r}, but it must be a rule, for instance Hard()")
-        carried("FedSGM", "rule", self.rule)
-        check_uplink("FedSGM", self.uplink)
-        check_downlink("FedSGM", self.downlink)
-        if not isinstance(self.memory, bool):
-            raise SettingError(f"FedSGM: memory={self.memory!r}, but it must be True or False")
-        if self.project is not None and not callable(self.project):
-            raise SettingError(f"FedSGM: project={self.project!r}, but it must be a function of the parameters")
-        if self.server is not None:
-            check_optimizer("FedSGM", self.server)
-        for name in ("participants", "batch_size", "constraint_batch_size"):
-            if getattr(self, name) is not None:
-                check_count("FedSGM", name, getattr(self, name))
+        check_settings(self)
 
     def cohort(self, clients: int) -> int:
         """m."""
-        check_participants(self.participants, clients)
-        return clients if self.participants is None else self.participants
+        check_there(self.participants, clients)
+        m = clients if self.participants is None else self.participants
+        if self.robust is not None:
+            check_participants(self.robust, m)
+        return m
 
     def at(self, round: jax.Array) -> FedSGM:
         """With the step size of this round."""
         if not isinstance(self.step_size, Scheduled):
             return self
-        return replaced(self, step_size=jnp.float32(self.step_size.schedule(round)))
+        step = self.step_size
+        return replaced(self, step_size=jnp.float32(step.scale * step.schedule(round)))
 
     @property
     def eta(self) -> Any:
@@ -212,6 +206,8 @@ class FedSGM:
     def init(self, task: Flat, w: Any, clients: int, statistics: Callable[[], Any] | None = None) -> Server:
         """x_0 = w_0; no server model of its own where the downlink is not compressed, or nothing is made up for."""
         check_rule(self.rule, tuple(task.task.bounds))
+        if self.robust is not None:
+            check_task(task.task)
         model = w if self.memory and not isinstance(self.downlink, Identity) else None
         optimizer = None if self.server is None else self.server.init(w)
         known = statistics() if self.query == "memory" and statistics is not None else None
@@ -220,7 +216,7 @@ class FedSGM:
 
     def init_memory(self, d: int) -> Memory:
         """A client's: e_j = 0."""
-        return feedback.init(self.uplink, d, self.memory)
+        return feedback.init(self.uplink, d, self.memory, feedback.longest(self))
 
     def sample(self, key: jax.Array, clients: int) -> jax.Array:
         """S_t: m distinct clients, uniformly, in ascending order (line 2)."""
@@ -242,18 +238,25 @@ class FedSGM:
             server = self.remember(server, statistics, who, clients)
             assert server.remembered is not None
             statistics, heard = server.remembered.statistics, server.remembered.heard
-        measured = task.task.combine(statistics, self.tolerance, jax.random.fold_in(key, 0), heard)
+        drawn = jax.random.fold_in(key, 0)
+        if self.robust is None:
+            measured = task.task.combine(statistics, self.tolerance, drawn, heard)
+        else:
+            measured = task.task.combine(statistics, self.tolerance, drawn, heard, self.robust)
+            if heard is None and measured.doubted is not None:
+                measured = measured._replace(doubted=jnp.zeros(clients).at[who].set(measured.doubted))
         if self.query == "all":  # all that answered
             measured = measured._replace(report=measured.report | {"heard": jnp.int32(len(who))})
-        margins = self._margin(measured, len(who) / clients) / measured.scales
+        noise = 0.0 if getattr(self.rule, "averages", False) else measured.radius  # which cancels where it is added up
+        margins = (self._margin(measured, len(who) / clients) + noise) / measured.scales
         direction, rule = self._decided(measured, margins, server.rule)
         return direction, replaced(server, rule=rule), measured
 
     def _decided(self, measured: Measured, margins: jax.Array, state: Any) -> tuple[Direction, Any]:
         """By the rule: of the constraints or, if it weighs each by itself, of their parts."""
-        parts = measured.parts if getattr(self.rule, "of_parts", False) else None
+        calm, parts = calmed(self.rule, measured), measured.parts if getattr(self.rule, "of_parts", False) else None
         if parts is None:
-            chosen, state = self.rule.decide(measured.violations + margins, state)
+            chosen, state = calm.decide(measured.violations + margins, state)
             return Direction(jnp.float32(chosen.objective), jnp.float32(chosen.constraint), measured.guide), state
         chosen, state = self.rule.decide(parts.violations + margins[parts.of], state)
         active, guides, *rest = measured.guide
@@ -283,7 +286,15 @@ class FedSGM:
         return known | self.rule.report(server.rule)
 
     def local_update(
-        self, task: Flat, w: jax.Array, direction: Direction, data: Any, kept: Any, memory: Memory, key: jax.Array
+        self,
+        task: Flat,
+        w: jax.Array,
+        direction: Direction,
+        data: Any,
+        kept: Any,
+        memory: Memory,
+        key: jax.Array,
+        shared: jax.Array | None = None,
     ) -> tuple[Message, Memory]:
         """Client: E local steps from w_t, then the compressed sum of their directions (lines 6-27).
 
@@ -301,23 +312,44 @@ class FedSGM:
 
         total = jax.lax.fori_loop(0, self.local_steps, step, jax.tree.map(jnp.zeros_like, start))
         update = layout.flatten(layout.joined(total))
-        return feedback.send(self.uplink, memory, update, jax.random.fold_in(key, 1))
+        return feedback.send(self.uplink, memory, update, jax.random.fold_in(key, 1), shared, feedback.longest(self))
 
     def summed(self, total: Summed, messages: Message) -> Summed:
         """Server: what :meth:`aggregate` needs of messages, once these are added to others' total."""
         return total.after(self.uplink, messages)
 
+    def screened(self, messages: Message, d: int, doubted: jax.Array | None) -> tuple[Summed, jax.Array]:
+        """Server: what :meth:`aggregate` needs of all messages, with the share of each that is left out as doubtful.
+
+        ``doubted`` is 1 for who said in this round what is not believed, whose message is not used either.
+        """
+        assert self.robust is not None
+        vectors = jax.vmap(lambda message: feedback.received(self.uplink, message, d))(messages)
+        said = jnp.zeros(len(vectors)) if doubted is None else doubted
+        mean, rejected = self.robust.combined(vectors, believed(None, said))
+        return Summed(mean, jnp.float32(1)), jnp.float32(rejected)
+
+    def settled(self, memory: Memory, before: Memory, rejected: jax.Array) -> Memory:
+        """Client: its memory once it knows what was left out; not used at all, it is as one that did not take part.
+
+        To give it its message back would make its next one longer, and be left out again, for ever.
+        """
+        return jax.tree.map(lambda new, old: jnp.where(rejected < 1, new, old), memory, before)
+
     def aggregate(
         self, task: Flat, server: Server, messages: Message | Summed, key: jax.Array
     ) -> tuple[Server, Message]:
         """Server: one projected step along the mean message, and what is sent to all (lines 29-34, 38)."""
-        sums = messages if isinstance(messages, Summed) else self.summed(Summed.nothing(len(server.replica)), messages)
-        moved, optimizer = self._step(server, sums.total / sums.count)
+        sums = messages if isinstance(messages, Summed) else self._added_up(messages, len(server.replica))
+        moved, optimizer = self._step(server, sums.mean(task.task, key))
         model = task.project(self.project, moved)
         broadcast = feedback.broadcast(self.downlink, server.replica, model, jax.random.fold_in(key, 1))
         replica = self.receive(server.replica, broadcast)
         own = None if server.model is None else model
         return replaced(server, replica=replica, model=own, optimizer=optimizer), broadcast
+
+    def _added_up(self, messages: Message, d: int) -> Summed:
+        return self.summed(Summed.nothing(d), messages) if self.robust is None else self.screened(messages, d, None)[0]
 
     def _step(self, server: Server, mean: jax.Array) -> tuple[jax.Array, Any]:
         """x - eta * mean, or what the server's optimizer makes of the mean; and the optimizer's state."""
@@ -330,20 +362,3 @@ class FedSGM:
     def receive(self, w: jax.Array, broadcast: Message) -> jax.Array:
         """Client: the next model (lines 35-36)."""
         return feedback.follow(self.downlink, w, feedback.received(self.downlink, broadcast, w.shape[-1]))
-
-
-@struct
-class RoundKeys:
-    """The independent random keys of one round of one seed."""
-
-    sampling: jax.Array
-    server: jax.Array
-    clients: jax.Array
-
-    @classmethod
-    def of(cls, seed: jax.Array, round: jax.Array) -> RoundKeys:
-        key = jax.random.fold_in(jax.random.key(seed), round)
-        return cls(*(jax.random.fold_in(key, purpose) for purpose in range(3)))
-
-    def client(self, index: jax.Array) -> jax.Array:
-        return jax.random.fold_in(self.clients, index)

@@ -42,3 +42,18 @@ def position(data: np.ndarray, k: int) -> int:
         raise WireError("the message has fewer indices than it declares")
     before = int(counts[byte - 1]) if byte else 0
     return 8 * byte + int(np.flatnonzero(np.unpackbits(data[byte]))[k - before - 1]) + 1
+
+
+def rice_of(d: int, k: int) -> int:
+    """The Golomb-Rice parameter for ``k`` indices below ``d``, in whole numbers so that all machines agree.
+
+    Gaps of random indices are geometric with q = 1 - k/d, for which the least b with q^(2^b) <= 0.618 is the best
+    (Kiely, 2004); this is that condition with -ln q = 1 / (mean gap + 1/2) and -ln 0.618 = 0.48.
+    """
+    return (-(-6 * (2 * d - k) // (25 * k)) - 1).bit_length() if k else 0
+
+
+def varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first; the top bit says that more follow."""
+    groups = [number >> shift & 0x7F for shift in range(0, max(number.bit_length(), 1), 7)]
+    return bytes([*(group | 0x80 for group in groups[:-1]), groups[-1]])

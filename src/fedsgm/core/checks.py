@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedsgm.base.cache import whole_program
+from fedsgm.base.cache import little, whole_program
 from fedsgm.base.errors import SettingError
 from fedsgm.core.quantities import ByRows
 from fedsgm.data.clients import Clients
@@ -132,7 +133,7 @@ def _pooled(quantity: Any, params: Any, examples: Any, present: Any) -> Any:
     return jax.tree.map(lambda a: jnp.tensordot(present, a.astype(jnp.float32), 1), each)
 
 
-@whole_program
+@functools.partial(whole_program, light=lambda _, params, examples, __: little(params, examples))
 def _over_all(quantity: Any, params: Any, examples: Any, present: Any) -> Any:
     """Over everybody the counts that must not be zero, if it has some, and the value."""
     total = _pooled(quantity, params, examples, present)
@@ -143,12 +144,17 @@ def _select(where: Callable[[Any], Any] | None, examples: Any, label: str) -> np
     """``where`` on every example, as booleans."""
     if where is None:
         return np.ones((), bool)
-    chosen = jax.vmap(where)(examples)
+    chosen = _chosen(jax.tree_util.Partial(where), examples)
     shape = getattr(chosen, "shape", None)
     if shape is None or len(shape) != 1:
         got = f"a {type(chosen).__name__}" if shape is None else f"shape {shape[1:]}"
         raise SettingError(f"{label}: where must return one truth value per example, but it returned {got}")
     return np.asarray(chosen, bool)
+
+
+@functools.partial(whole_program, light=lambda *_: True)
+def _chosen(where: Callable[[Any], Any], examples: Any) -> Any:
+    return jax.vmap(where)(examples)
 
 
 def check_optimizer(owner: str, optimizer: Any) -> None:

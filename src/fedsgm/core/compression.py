@@ -46,7 +46,17 @@ class Coded:
     bits: int = static()
 
 
-Message = Any  # Dense, Sparse, Coded, or a tuple of them: what the matching codec can put on the wire
+@struct
+class Fixed:
+    """Whole numbers of ``bits`` bits for some of ``size`` entries: those that the random ``key`` draws."""
+
+    codes: jax.Array
+    key: jax.Array
+    size: int = static()
+    bits: int = static()
+
+
+Message = Any  # Dense, Sparse, Coded, Fixed, or a tuple of them: what the matching codec can put on the wire
 
 
 class Compressor(Protocol):
@@ -59,7 +69,11 @@ class Compressor(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """No compression, q = 1. An engine keeps no error memory for it."""
+    """No compression: C(x) = x, q = 1. An engine keeps no error memory for it.
+
+    >>> Identity().contraction(1000)
+    1.0
+    """
 
     def compress(self, x: jax.Array, key: jax.Array) -> Dense:
         return Dense(x)
@@ -72,8 +86,8 @@ class Identity:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Sparsifier:
-    """What Top-K and Rand-K share: how many entries they keep, and the message they send."""
+class Sparsifier:
+    """What Top-K, Rand-K and Shared-K have in common: how many entries they keep, and the message they send."""
 
     fraction: float | None = None
     count: int | None = dataclasses.field(default=None, kw_only=True)
@@ -94,10 +108,10 @@ class _Sparsifier:
         wanted = self.count if self.count is not None else round(self.fraction * d)  # type: ignore[operator]
         return min(max(int(wanted), 1), d)
 
-    def decompress(self, message: Sparse, d: int) -> jax.Array:
+    def decompress(self, message: Any, d: int) -> jax.Array:
         return jnp.zeros(d, message.values.dtype).at[message.indices].set(message.values, unique_indices=True)
 
-    def added(self, x: jax.Array, message: Sparse, sign: int = 1) -> jax.Array:
+    def added(self, x: jax.Array, message: Any, sign: int = 1) -> jax.Array:
         """``x + sign * decompress(message)``, at the cost of the entries that the message has."""
         return x.at[message.indices].add(sign * message.values, unique_indices=True)
 
@@ -105,9 +119,12 @@ class _Sparsifier:
         return self.kept(d) / d
 
 
-class TopK(_Sparsifier):
-    """The K entries of largest magnitude, exactly K of them, ties to the lowest index; q = K/d.
+class TopK(Sparsifier):
+    r"""The K entries of largest magnitude, exactly K of them, ties to the lowest index; q = K/d.
 
+    .. math:: \|C(x) - x\|^2 \le (1 - q) \|x\|^2
+
+    After Stich, Cordonnier and Jaggi, *Sparsified SGD with Memory* (2018).
     Infinities are larger than numbers, and NaNs larger than infinities.
 
     >>> TopK(0.1).contraction(1000)
@@ -121,8 +138,16 @@ class TopK(_Sparsifier):
         return Sparse(*top_k(x, self.kept(d)), d)
 
 
-class RandK(_Sparsifier):
-    """K entries drawn uniformly without replacement, sent unscaled; q = K/d in expectation."""
+class RandK(Sparsifier):
+    r"""K entries drawn uniformly without replacement, sent unscaled; q = K/d in expectation.
+
+    .. math:: \mathbb{E} \|C(x) - x\|^2 = \left(1 - \frac{K}{d}\right) \|x\|^2
+
+    After Stich, Cordonnier and Jaggi, *Sparsified SGD with Memory* (2018).
+
+    >>> RandK(count=2).compress(jnp.ones(8), jax.random.key(0)).values
+    Array([1., 1.], dtype=float32)
+    """
 
     def compress(self, x: jax.Array, key: jax.Array) -> Sparse:
         d = x.shape[-1]
@@ -140,11 +165,18 @@ _INTEGERS = {f"int{bits}": bits for bits in range(2, 9)}
 
 @dataclasses.dataclass(frozen=True)
 class Quantize:
-    """Each entry rounded to a small number format, scaled so that the largest entry of a block fits exactly.
+    r"""Each entry rounded to a small number format, scaled so that the largest entry of a block fits exactly.
+
+    .. math:: C(x)_i = s \operatorname{round}(x_i / s), \qquad s = \max_{j \in \text{block}} |x_j| / L
+
+    with L the largest number of the format, and rounding to the nearest number that it has.
 
     ``"float16"``, ``"float8"`` (e4m3) and ``"float4"`` (e2m1) are the paper's simulated precisions;
     ``"int2"`` to ``"int8"`` with a ``block`` of, say, 64 is the practical b-bit quantiser. Without a
     block the whole vector shares one scale.
+
+    >>> round(Quantize("int8", block=64).contraction(1024), 3)
+    0.999
     """
 
     format: str
@@ -215,7 +247,16 @@ def _worst_rounding(format: str, size: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class ScaledSign:
-    """One bit an entry: ``(||x||_1 / d) sign(x)``; q = 1/d at worst, near 2/pi for a Gaussian vector."""
+    r"""One bit an entry, and one number for all; q = 1/d at worst, near 2/pi for a Gaussian vector.
+
+    .. math:: C(x) = \frac{\|x\|_1}{d} \operatorname{sign}(x)
+
+    After Karimireddy et al., *Error Feedback Fixes SignSGD* (2019).
+
+    >>> sign = ScaledSign()
+    >>> sign.decompress(sign.compress(jnp.array([1.0, -3.0]), None), 2)
+    Array([ 2., -2.], dtype=float32)
+    """
 
     def compress(self, x: jax.Array, key: jax.Array) -> Coded:
         return Coded(x >= 0, jnp.mean(jnp.abs(x))[None], 1)
@@ -229,10 +270,19 @@ class ScaledSign:
 
 @dataclasses.dataclass(frozen=True)
 class Natural:
-    """Natural compression (Horvath et al., 2022): round at random, unbiased, to a power of two; q = 7/8.
+    r"""Natural compression: round at random, unbiased, to a power of two; q = 7/8.
+
+    .. math:: C(t) = \operatorname{sign}(t) \, 2^{a} \text{ with probability } 2 - |t| 2^{-a}, \text{ else }
+        \operatorname{sign}(t) \, 2^{a+1}, \qquad a = \lfloor \log_2 |t| \rfloor
+
+    After Horvath et al., *Natural Compression for Distributed Deep Learning* (2022).
 
     Nine bits an entry, a float32's sign and exponent. Adding a random mantissa and dropping it rounds
     up with probability equal to the mantissa, which is the method's definition.
+
+    >>> natural = Natural()
+    >>> natural.decompress(natural.compress(jnp.array([0.5, -2.0]), jax.random.key(0)), 2)
+    Array([ 0.5, -2. ], dtype=float32)
     """
 
     def compress(self, x: jax.Array, key: jax.Array) -> Coded:
@@ -252,6 +302,9 @@ class Layerwise:
     """Another compressor applied to each layer by itself, so that no layer is starved by a larger one.
 
     ``sizes`` are the layers' sizes in the flat vector; :meth:`of` reads them from the parameters.
+
+    >>> Layerwise.of(TopK(0.5), {"w": np.zeros((2, 3)), "b": np.zeros(2)}).sizes
+    (2, 6)
     """
 
     compressor: Compressor
@@ -261,6 +314,10 @@ class Layerwise:
     def of(cls, compressor: Compressor, params: Any) -> Layerwise:
         """One layer for each array of ``params``."""
         return cls(compressor, tuple(int(np.size(leaf)) for leaf in jax.tree.leaves(params)))
+
+    @property
+    def shared(self) -> bool:
+        return getattr(self.compressor, "shared", False)
 
     def compress(self, x: jax.Array, key: jax.Array) -> tuple[Message, ...]:
         keys = jax.random.split(key, len(self.sizes))

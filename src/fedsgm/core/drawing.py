@@ -1,6 +1,7 @@
-"""K of d without replacement, at the cost of K.
+"""What is random: the keys of a round, and K of d without replacement, at the cost of K.
 
-A permutation of 0..d-1 that is computed where it is asked for, at 0..K-1: nothing of size d is drawn or sorted.
+K of d is a permutation of 0..d-1 that is computed where it is asked for, at 0..K-1: nothing of size d is drawn or
+sorted.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from fedsgm.base.structs import struct
 
 _SHORT = 256  # below this all d are drawn and sorted, which is as fast there
 _ROUNDS = 8
@@ -59,3 +62,21 @@ def _hash(x: jax.Array, key: jax.Array) -> jax.Array:
     x = (x ^ x >> 16) * jnp.uint32(0x85EBCA6B) ^ key[1]
     x = (x ^ x >> 13) * jnp.uint32(0xC2B2AE35)
     return (x ^ x >> 16) >> 1
+
+
+@struct
+class RoundKeys:
+    """The independent random keys of one round of one seed; ``shared`` is every client's."""
+
+    sampling: jax.Array
+    server: jax.Array
+    clients: jax.Array
+    shared: jax.Array
+
+    @classmethod
+    def of(cls, seed: jax.Array, round: jax.Array) -> RoundKeys:
+        key = jax.random.fold_in(jax.random.key(seed), round)
+        return cls(*(jax.random.fold_in(key, purpose) for purpose in range(4)))
+
+    def client(self, index: jax.Array) -> jax.Array:
+        return jax.random.fold_in(self.clients, index)

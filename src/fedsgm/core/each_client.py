@@ -125,7 +125,11 @@ class EachClient(Bounded):
 def each_client(
     quantity: Mean | Statistic, quantile: float = 1.0, soft: float | None = None, *, name: str | None = None
 ) -> EachClient:
-    """A quantity of each client by itself, to be compared with a bound that every client keeps.
+    r"""A quantity of each client by itself, to be compared with a bound that every client keeps.
+
+    .. math:: \max_j g_j(w) \le c, \quad \text{or a quantile of } g_1(w), \dots, g_n(w) \text{ in its place}
+
+    The worst client in place of the mean, as in agnostic federated learning (Mohri, Sivek and Suresh, 2019).
 
     The history has the value that is compared by the quantity's name, the worst client's number, counted from 0, as
     ``NAME_client``, and the worst, the median and the best client's value as ``NAME_worst``, ``NAME_median`` and

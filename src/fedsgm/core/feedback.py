@@ -15,8 +15,10 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import replaced, struct
-from fedsgm.core.compression import Compressor, Identity, Message
+from fedsgm.core import wire
+from fedsgm.core.compression import Coded, Compressor, Dense, Fixed, Identity, Message, Sparse
 
+_ROUNDING = 1e-3  # of a length in float32, at most
 _TRANSFORMS = 2**32 - 1  # what their key is made with: a compressor splits its own, and i of n is fold_in(key, i)
 
 
@@ -103,29 +105,70 @@ class Memory:
     transforms: tuple[Any, ...] = ()
 
 
-def init(uplink: Uplink, d: int, remembers: bool = True) -> Memory:
-    """A client's memory before its first update: e_j = 0, if it ``remembers`` what a compressor leaves out."""
-    compresses = not isinstance(compressor_of(uplink), Identity)
-    error = np.zeros(d, np.float32) if compresses and remembers else None
+def longest(algorithm: Any) -> Any:
+    """What messages are cut to, where one must not tell too much of its client; None where they are not."""
+    return getattr(getattr(algorithm, "privacy", None), "longest", None)
+
+
+def init(uplink: Uplink, d: int, remembers: bool = True, longest: Any = None) -> Memory:
+    """A client's memory before its first update: e_j = 0, if it ``remembers`` what its messages leave out."""
+    leaves_out = longest is not None or not isinstance(compressor_of(uplink), Identity)
+    error = np.zeros(d, np.float32) if leaves_out and remembers else None
     return Memory(error, tuple(transform.init(d) for transform in transforms_of(uplink)))
 
 
-def send(uplink: Uplink, memory: Memory, update: jax.Array, key: jax.Array) -> tuple[Message, Memory]:
+def send(
+    uplink: Uplink,
+    memory: Memory,
+    update: jax.Array,
+    key: jax.Array,
+    shared: jax.Array | None = None,
+    longest: Any = None,
+) -> tuple[Message, Memory]:
     """EF14, on a client: transform the update, compress memory + update, keep what was left out.
 
-    v = C(e + Delta), e <- e + Delta - v.
+    v = C(e + Delta), e <- e + Delta - v. A compressor that is the same for all clients has the ``shared`` key. Where
+    no message may be longer than ``longest``, v is cut to that.
     """
     states = []
     for i, (transform, state) in enumerate(zip(transforms_of(uplink), memory.transforms, strict=True)):
         update, state = transform.apply(update, state, jax.random.fold_in(jax.random.fold_in(key, _TRANSFORMS), i))
         states.append(state)
     compressor = compressor_of(uplink)
-    if memory.error is None:
-        return compressor.compress(update, key), Memory(None, tuple(states))
-    target = memory.error + update
+    if shared is not None and getattr(compressor, "shared", False):
+        key = shared
+    target = update if memory.error is None else memory.error + update
     message = compressor.compress(target, key)
+    if longest is not None:
+        message = shortened(message, _added(compressor, jnp.zeros_like(target), message), longest)
+    if memory.error is None:
+        return message, Memory(None, tuple(states))
     left = _added(compressor, target, message, sign=-1)
     return message, Memory(left, tuple(states))
+
+
+def shortened(message: Message, vector: jax.Array, longest: Any) -> Message:
+    """The message of this vector, no longer than that; nothing where it is not finite."""
+    length = jnp.linalg.norm(vector)
+    factor = jnp.minimum(1, (1 - _ROUNDING) * longest / jnp.maximum(length, jnp.finfo(jnp.float32).tiny))
+    return scaled(message, jnp.where(jnp.isfinite(length), factor, 0))
+
+
+def scaled(message: Message, factor: jax.Array) -> Message:
+    """The message of so many times the vector, or of less where it has whole numbers alone."""
+
+    def times(a: jax.Array) -> jax.Array:
+        return jnp.where(factor > 0, factor * a, 0)
+
+    if isinstance(message, tuple):
+        return tuple(scaled(part, factor) for part in message)
+    if isinstance(message, (Dense, Sparse)):
+        return replaced(message, values=times(message.values))
+    if isinstance(message, Coded) and message.scales.shape[-1]:
+        return replaced(message, scales=times(message.scales))
+    if isinstance(message, Fixed):
+        return replaced(message, codes=jnp.trunc(times(message.codes)).astype(message.codes.dtype))
+    raise SettingError("this uplink's messages cannot be cut to a length; take TopK, RandK, SharedK or Quantize")
 
 
 def take_back(memory: Memory, before: Memory, sent: Any) -> Memory:
@@ -157,15 +200,30 @@ class Summed:
     def nothing(cls, d: int) -> Summed:
         return cls(jnp.zeros(d), jnp.float32(0))
 
+    def mean(self, task: Any, key: jax.Array) -> jax.Array:
+        """Of the vectors; with noise where the task hides clients by it."""
+        hidden = getattr(task, "hidden", None)
+        return self.total / self.count if hidden is None else hidden(self, key)
+
     def after(self, link: Uplink, messages: Message) -> Summed:
         """With these messages, which are stacked."""
         many = len(jax.tree.leaves(messages)[0])
+        compressor = compressor_of(link)
         if many == 1:
-            total = _added(compressor_of(link), self.total, jax.tree.map(lambda a: a[0], messages))
+            total = _added(compressor, self.total, jax.tree.map(lambda a: a[0], messages))
+        elif hasattr(compressor, "total"):
+            total = self.total + compressor.total(messages, len(self.total))
         else:
             vectors = jax.vmap(lambda message: received(link, message, len(self.total)))(messages)
             total = self.total + jnp.sum(vectors, axis=0)
         return Summed(total, self.count + many)
+
+
+def sizes_of(algorithm: Any, messages: Message) -> jax.Array:
+    """Bytes of stacked messages; where lengths would tell of a client, those of the longest that there can be."""
+    if longest(algorithm) is None:
+        return jax.vmap(wire.size)(messages)
+    return jax.vmap(lambda message: jnp.int32(wire.largest(message)))(messages)
 
 
 def _added(compressor: Compressor, x: jax.Array, message: Message, sign: int = 1) -> jax.Array:

@@ -8,7 +8,7 @@ also the supervised *task* that the algorithm runs: it turns those functions int
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,9 @@ from fedsgm.base.structs import replaced, static, struct
 from fedsgm.core.checks import example_weights, weights_of
 from fedsgm.core.each_client import EachClient
 from fedsgm.core.examples import Among, Examples, Kept
-from fedsgm.core.pooling import Heard, count_of
+from fedsgm.core.pooling import Heard, active, count_of
 from fedsgm.core.quantities import ByRows, Constraint, Mean, PerExample, Statistic
+from fedsgm.core.robust import Robust, believed, doubted, too_large
 from fedsgm.core.rules import COLUMNS, Direction, Measured, Parts
 from fedsgm.data.clients import Clients
 
@@ -37,7 +38,9 @@ SPREAD = ("client", "worst", "median", "best")
 
 @struct
 class Problem:
-    """Minimise ``objective`` subject to ``constraints``, over clients whose data stays where it is.
+    r"""Minimise ``objective`` subject to ``constraints``, over clients whose data stays where it is.
+
+    .. math:: \min_{w \in X} f(w) = \frac{1}{n} \sum_{j=1}^{n} f_j(w) \quad \text{subject to} \quad g_i(w) \le c_i
 
     ``follow`` says which gradient a constraint step takes when there are several: ``"shared"`` between the violated in
     proportion to their violations, that of the ``"largest"`` violation, of a ``"random"`` one of the violated, or the
@@ -60,6 +63,8 @@ class Problem:
     follow: str = static(default="shared")
     weigh: str = static(default="clients")
     weight: Callable[[Any], Any] | None = static(default=None)
+
+    judges: ClassVar[bool] = True  # combine() takes an aggregator
 
     def __post_init__(self) -> None:
         for name, known in (("follow", FOLLOW), ("weigh", WEIGH)):
@@ -189,16 +194,30 @@ class Problem:
             return 1
         return jnp.maximum(direction.guide[-1] * kept.size, jnp.finfo(jnp.float32).tiny)
 
-    def combine(self, statistics: tuple[Any, ...], tolerance: Any, key: jax.Array, heard: Heard = None) -> Measured:
-        """The estimate of each constraint by the clients that were heard, its violation, and what clients follow."""
+    def combine(
+        self,
+        statistics: tuple[Any, ...],
+        tolerance: Any,
+        key: jax.Array,
+        heard: Heard = None,
+        robust: Robust | None = None,
+    ) -> Measured:
+        """The estimate of each constraint by the clients that were heard, its violation, and what clients follow.
+
+        With an aggregator, those whose statistics are not believed count as not heard.
+        """
         share: tuple[Any, ...] = ()
+        out = None
+        if robust is not None and statistics:
+            out = self._doubted(statistics, heard)
+            heard = believed(heard, out)
         if self.weigh == "rows":
             statistics, sizes, objective = statistics[:-1], statistics[-1], self.quantities[0]
             share = (objective.guide(objective.pool((sizes, sizes), heard), count_of(sizes, heard)),)
         if not self.constraints:
             none = jnp.zeros(0)
-            return Measured(none, (none, (), *share), {"estimate": jnp.float32(jnp.nan)}, scales=none, errors=none)
-        count = jax.tree.leaves(statistics)[0].shape[0] if heard is None else jnp.sum(heard)
+            return Measured(none, (none, (), *share), {"estimate": jnp.float32(jnp.nan)}, none, none, doubted=out)
+        count = count_of(statistics, heard)
         each = list(zip(self.quantities[1:], statistics, strict=True))
         pooled = [q.pool(s, heard) for q, s in each]
         estimates = jnp.stack([q.measured(p) for (q, _), p in zip(each, pooled, strict=True)])
@@ -210,12 +229,21 @@ class Problem:
         scales = jnp.array([c.scale for c in self.constraints], jnp.float32)
         return Measured(
             violations,
-            (self._active(violations, key), guides, *share),
+            (active(self.follow, violations, key), guides, *share),
             {"estimate": estimates[jnp.argmax(violations)]},
             scales=scales,
             errors=errors,
             parts=parts,
+            doubted=out,
         )
+
+    def _doubted(self, statistics: tuple[Any, ...], heard: Heard) -> jax.Array:
+        """1 for a client whose statistics are not believed, of a constraint or of how much its rows weigh."""
+        found = jnp.zeros(len(jax.tree.leaves(statistics)[0]))
+        if self.weigh == "rows":
+            statistics, sizes = statistics[:-1], statistics[-1]
+            found = too_large(sizes, jnp.ones(len(sizes)) if heard is None else heard)
+        return jnp.maximum(found, doubted(self._compared, statistics, heard))
 
     def _parts(self, pooled: Sequence[Any], violations: jax.Array, tolerance: Any, count: Any) -> Parts:
         """Every part's violation and guide; a constraint of one part is that part."""
@@ -294,21 +322,6 @@ class Problem:
 
     def _weighed(self, quantity: Quantity) -> Any:
         return ByRows(quantity) if self.weigh == "rows" and isinstance(quantity, Mean) else quantity
-
-    def _active(self, violations: jax.Array, key: jax.Array) -> jax.Array:
-        """The weights of the constraints' gradients in a constraint step."""
-        largest = jax.nn.one_hot(jnp.argmax(violations), len(self.constraints))
-        if self.follow == "largest":
-            return largest
-        violated = jnp.float32(violations > 0)
-        if self.follow == "shared":
-            excess = jnp.clip(violations, 0, 1e30)  # so that their sum is finite
-            total = jnp.sum(excess)
-            return jnp.where(total > 0, excess / jnp.where(total > 0, total, 1), largest)
-        if self.follow == "sum":
-            return jnp.where(jnp.any(violated), violated, largest)
-        draw = jax.random.uniform(key, violations.shape) * violated
-        return jnp.where(jnp.any(violated), jax.nn.one_hot(jnp.argmax(draw), len(violated)), largest)
 
     def _violations(self, values: jax.Array, tolerance: Any) -> jax.Array:
         if any(constraint.sense != "<=" for constraint in self.constraints):

@@ -15,15 +15,18 @@ import jax
 import jax.numpy as jnp
 
 from fedsgm.base.errors import SettingError
+from fedsgm.base.showing import comparison
 from fedsgm.base.structs import check_count, check_number, static, struct
 from fedsgm.core.pooling import (
     Heard,
+    Shares,
     count_of,
     counted,
     largest_part,
     mean_of,
     product,
     scaled_slope,
+    shares_of,
     standard_error,
 )
 
@@ -49,13 +52,23 @@ class Bounded:
         """The quantity as a constraint of this sense has it."""
         return self
 
+    def judged(self, statistics: Any, heard: Heard) -> Shares:
+        """What a robust estimate compares clients by."""
+        return shares_of(self, statistics, heard)
+
 
 @struct
 class Mean(Bounded):
-    """The mean of ``fn(params, example)`` over a client's examples, or over those ``where`` selects.
+    r"""The mean of ``fn(params, example)`` over a client's examples, or over those ``where`` selects.
+
+    .. math:: g(w) = \frac{1}{n} \sum_{j=1}^{n} g_j(w), \qquad g_j(w) = \frac{1}{|S_j|} \sum_{z \in S_j} \phi(w; z)
 
     The server averages the clients' means equally, as Algorithm 1 does, unless the problem weighs rows. ``quantity <=
     bound`` and ``quantity >= bound`` make a constraint of it.
+
+    >>> loss = Mean(lambda w, example: (w - example["x"]) ** 2, where=lambda example: example["y"] == 1, name="ones")
+    >>> (loss <= 0.2).name
+    'ones'
 
     Args:
         missing: what becomes of a client with no such example: ``"refuse"``, the run does not start; ``"absent"``, the
@@ -98,6 +111,9 @@ class Mean(Bounded):
             return mean_of(statistics, heard)
         here = counted(statistics[1], heard)
         return mean_of(statistics[0], here), jnp.sum(here)
+
+    def judged(self, statistics: Any, heard: Heard) -> Shares:
+        return Shares(statistics, heard) if self.refuses else Shares(statistics[0], counted(statistics[1], heard))
 
     def measured(self, pooled: Any) -> jax.Array:
         """The number that is compared with the bound."""
@@ -158,11 +174,21 @@ class ByRows(Bounded):
 
 @struct
 class Statistic(Bounded):
-    """A number that is no mean over clients, such as a difference of rates over everybody.
+    r"""A number that is no mean over clients, such as a difference of rates over everybody.
+
+    .. math:: g(w) = \psi\Big(\sum_j \sum_{z \in S_j} \sigma(w; z)\Big)
 
     ``sums(params, example)`` gives one example's contributions, a pytree of numbers; they are added over a
     client's examples and over the participants, and ``value(total)`` is the quantity. Where it is undefined, as
     the rate of a group that no participant has, ``value`` is NaN and the round passes this constraint over.
+
+    >>> rate = Statistic(
+    ...     sums=lambda w, example: {"n": 1.0, "yes": example["x"] > w},
+    ...     value=lambda total: total["yes"] / total["n"],
+    ...     name="rate",
+    ... )
+    >>> (rate <= 0.3).name
+    'rate'
 
     Args:
         gradient: ``"linearized"``: the server sends the derivative of ``value`` at the participants' total, so that
@@ -250,7 +276,13 @@ class Statistic(Bounded):
 
 @struct
 class Constraint:
-    """``quantity <= bound`` or ``quantity >= bound``; a violation is measured in units of ``scale``.
+    r"""``quantity <= bound`` or ``quantity >= bound``; a violation is measured in units of ``scale``.
+
+    .. math:: v = \frac{g(w) - c}{\text{scale}}, \quad \text{of } \ge: \; v = \frac{c - g(w)}{\text{scale}}
+
+    >>> constraint = Mean(lambda w, example: w, name="size") >= 0.5
+    >>> constraint.sense, constraint.bound
+    ('>=', 0.5)
 
     With the sense ``"between"``, which :func:`between` makes, ``bound`` is the upper one and ``least`` the lower.
     """
@@ -276,6 +308,8 @@ class Constraint:
             "a constraint is neither true nor false, and Python drops a half of low <= quantity <= high; write "
             "between(low, quantity, high), or two constraints in a list"
         )
+
+    __repr__ = comparison
 
     @property
     def name(self) -> str:

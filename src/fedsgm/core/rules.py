@@ -19,7 +19,8 @@ from fedsgm.base.structs import check_number, struct
 
 COLUMNS = (
     *("objective", "estimate", "violation", "weight", "multiplier", "participants", "answered", "evaluated"),
-    *("heard", "age", "bytes_up", "bytes_down", "frames_up", "frames_down", "seed", "round"),
+    *("heard", "age", "rejected", "doubted", "radius", "epsilon"),
+    *("bytes_up", "bytes_down", "frames_up", "frames_down", "seed", "round"),
 )
 """Names in a history that neither a constraint nor a rule's report may have."""
 
@@ -66,6 +67,8 @@ class Measured(NamedTuple):
     scales: jax.Array  # of each constraint
     errors: jax.Array  # of each constraint's estimate
     parts: Parts | None = None  # where some constraint has several
+    radius: Any = 0.0  # of each constraint: how far noise for privacy may have moved it, SURE deviations
+    doubted: jax.Array | None = None  # with robust aggregation: 1 for a client whose statistics do not all count
 
     @property
     def violation(self) -> jax.Array:
@@ -164,7 +167,15 @@ class _Stateless:
 
 @struct
 class StandardErrors:
-    """A margin that scales itself: so many standard errors of the constraint's estimate, from the clients' spread.
+    r"""A margin that scales itself: so many standard errors of the constraint's estimate, from the clients' spread.
+
+    .. math:: \text{margin} = z \sqrt{1 - \frac{m}{n}} \, \frac{s}{\sqrt{m}}
+
+    with s the standard deviation of m clients' answers, of n; the first root is the correction for drawing without
+    replacement (Cochran, *Sampling Techniques*, 1977).
+
+    >>> Hard(margin=StandardErrors(1.645)).margin.count
+    1.645
 
     With 1.645 an estimate of sampled clients that is within it is truly within the bound with probability 0.95, about.
     """
@@ -177,7 +188,15 @@ class StandardErrors:
 
 @struct
 class Hard(_Stateless):
-    """All to the objective while the estimate is within the bound, all to the constraint otherwise.
+    r"""All to the objective while the estimate is within the bound, all to the constraint otherwise.
+
+    .. math:: (1, 0) \text{ if } v \le 0, \quad (0, 1) \text{ if } v > 0, \qquad v = \max_i g_i - c_i
+
+    After Polyak's switching subgradients (1967), as Algorithm 1 has it in lines 10 to 13.
+
+    >>> direction, _ = Hard().decide(np.float32([0.2, -0.1]), None)
+    >>> float(direction.objective), float(direction.constraint)
+    (0.0, 1.0)
 
     ``margin`` moves the switch so far below the bound, in units of the constraint, or by :class:`StandardErrors`.
     """
@@ -194,7 +213,9 @@ class Hard(_Stateless):
 
 @struct
 class Soft(_Stateless):
-    """The trimmed hinge: weights ``(1 - s, s)`` with ``s = clip(1 + beta * violation, 0, ceiling)``.
+    r"""The trimmed hinge: weights ``(1 - s, s)`` with ``s = clip(1 + beta * violation, 0, ceiling)``.
+
+    .. math:: s = \min(1, \max(0, 1 + \beta v))
 
     It begins to mix the constraint in at ``1/beta`` below the bound; as beta grows the rule becomes :class:`Hard`.
     Theory covers any beta, at the cost of ``1/beta`` more in the constraint (:func:`fedsgm.theory.guarantee`).
@@ -202,6 +223,9 @@ class Soft(_Stateless):
     A ``ceiling`` below 1 keeps a share of the objective in every step, however large the violation. It is outside the
     theory: for problems whose constraint alone leads astray, as where the way to no cost is to end the episode.
     ``margin`` is as for :class:`Hard`.
+
+    >>> float(Soft(beta=4.0).decide(np.float32([-0.125]), None)[0].constraint)
+    0.5
     """
 
     beta: float
@@ -220,7 +244,15 @@ class Soft(_Stateless):
 
 @struct
 class Penalty(_Stateless):
-    """Penalty FedAvg: the objective always, plus ``rho`` times the constraint while it is violated."""
+    r"""Penalty FedAvg: the objective always, plus ``rho`` times the constraint while it is violated.
+
+    .. math:: \min_w f(w) + \rho \max(0, g(w) - c)
+
+    An exact penalty: with ``rho`` above the multiplier its minimum is the constrained one (Bertsekas, 1975).
+
+    >>> float(Penalty(rho=10.0).decide(np.float32([0.2]), None)[0].constraint)
+    10.0
+    """
 
     rho: float
 
@@ -233,15 +265,23 @@ class Penalty(_Stateless):
 
 @struct
 class PrimalDual:
-    """A multiplier for each constraint, raised by ``step * violation`` each round and kept at zero or above.
+    r"""A multiplier for each constraint, raised by ``step * violation`` each round and kept at zero or above.
+
+    .. math:: \lambda_i \leftarrow \max(0, \lambda_i + \eta_\lambda v_i)
 
     With ``augment`` above zero it is the augmented Lagrangian: a constraint's weight is its multiplier plus ``augment``
     times its violation, which damps the multipliers' swings. A round that cannot tell a violation leaves that
-    multiplier as it is.
+    multiplier as it is. After Arrow, Hurwicz and Uzawa (1958).
+
+    >>> rule = PrimalDual(step=0.5)
+    >>> rule.decide(np.float32([0.5]), rule.init(1))[1]
+    Array([0.25], dtype=float32)
     """
 
     step: float
     augment: float = 0.0
+
+    averages: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number("PrimalDual", "step", self.step, above=0)
@@ -262,7 +302,10 @@ class PrimalDual:
 
 @struct
 class Adaptive:
-    """Shares as of a switching rule, ``(1 - s, s)``, that the violations raise and lower: ``s = l / (1 + l)``.
+    r"""Shares as of a switching rule, ``(1 - s, s)``, that the violations raise and lower: ``s = l / (1 + l)``.
+
+    .. math:: \lambda_i \leftarrow \max(0, \lambda_i + \eta_\lambda v_i), \qquad
+        s = \frac{\Lambda}{1 + \Lambda}, \quad \Lambda = \sum_i \lambda_i
 
     ``l`` is the sum of multipliers, one for each part of each constraint, which are raised by ``step * violation`` each
     round and kept at zero or above, as :class:`PrimalDual`'s. So the constraints get the share that keeps them at their
@@ -270,12 +313,17 @@ class Adaptive:
     largest of several parts, as a gap between groups is, each has a multiplier of its own, so that a step that would
     mend one part at the cost of another is not taken to and fro. ``margin`` is as for :class:`Hard`. No theorem of the
     paper covers it.
+
+    >>> rule = Adaptive(step=2.0)
+    >>> float(rule.decide(np.float32([0.5]), rule.init(1))[0].objective)
+    0.5
     """
 
     step: float = 2.0
     margin: float | StandardErrors = 0.0
 
     of_parts: ClassVar[bool] = True
+    averages: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number("Adaptive", "step", self.step, above=0)
@@ -296,7 +344,13 @@ class Adaptive:
 
 @struct
 class Unconstrained(_Stateless):
-    """Plain FedAvg: the constraints are measured and recorded, never used."""
+    """Plain FedAvg: the constraints are measured and recorded, never used.
+
+    After McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data* (2017).
+
+    >>> float(Unconstrained().decide(np.float32([0.5]), None)[0].objective)
+    1.0
+    """
 
     def decide(self, violations: jax.Array, state: None) -> tuple[Direction, None]:
         return Direction(jnp.float32(1), jnp.float32(0)), state

@@ -47,10 +47,13 @@ class Task(Protocol):
 
     def measure(self, params: Any, data: Any, key: jax.Array, *, batch_size: int | None) -> tuple[Any, Any]: ...
 
-    def combine(self, statistics: Any, tolerance: Any, key: jax.Array, heard: jax.Array | None = None) -> Measured:
+    def combine(
+        self, statistics: Any, tolerance: Any, key: jax.Array, heard: jax.Array | None = None, *robust: Any
+    ) -> Measured:
         """What the server makes of statistics stacked over clients.
 
-        All of them count, or with ``heard``, a float32 of 0 or 1 for each, those with 1.
+        All of them count, or with ``heard``, a float32 of 0 or 1 for each, those with 1. A task that ``judges`` takes
+        one argument more, an aggregator that says of each constraint whose statistics count.
         """
         ...
 
@@ -123,8 +126,18 @@ class Algorithm(Protocol):
         ...
 
     def local_update(
-        self, task: Flat, w: jax.Array, direction: Direction, data: Any, kept: Any, memory: Any, key: jax.Array
-    ) -> tuple[Message, Any]: ...
+        self,
+        task: Flat,
+        w: jax.Array,
+        direction: Direction,
+        data: Any,
+        kept: Any,
+        memory: Any,
+        key: jax.Array,
+        shared: jax.Array | None = None,
+    ) -> tuple[Message, Any]:
+        """``key`` is the client's own, ``shared`` the same for all clients of a round."""
+        ...
 
     def aggregate(self, task: Flat, server: Any, messages: Message, key: jax.Array) -> tuple[Any, Message]:
         """Messages are stacked; or, if there is a ``summed(total, messages)`` too, what that made of all of them."""

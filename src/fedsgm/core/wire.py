@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm.base.errors import WireError
-from fedsgm.core.bits import from_bits, position, to_bits, to_bytes, unsigned
-from fedsgm.core.compression import Coded, Dense, Message, Sparse
+from fedsgm.core.bits import from_bits, position, rice_of, to_bits, to_bytes, unsigned, varint
+from fedsgm.core.compression import Coded, Dense, Fixed, Message, Sparse
 
 __all__ = ["WireError", "decode", "encode", "nbytes", "size"]
 
@@ -25,7 +25,8 @@ _LARGEST = 2**31 - 1  # of what a header counts; an index is an int32
 
 # A part's first byte: what it is in the upper four bits, and in the lower four the type of its values or, for codes,
 # how many bits each has, less one.
-_DENSE, _RICE, _BITMAP, _TUPLE = 0, 1, 2, 15
+_DENSE, _RICE, _BITMAP, _FIXED, _TUPLE = 0, 1, 2, 9, 15
+_FIXED_BITS = range(2, 25)
 _VALUES = (np.dtype(np.float32), np.dtype(np.float16))
 _CODES: dict[int, tuple[np.dtype, range]] = {  # the codes' type, and the bits it may have
     3: (np.dtype(np.bool_), range(1, 2)),
@@ -54,24 +55,53 @@ def encode(message: Message, d: int) -> bytes:
         raise WireError(f"the message is about {entries} entries, but the vector has {d}")
     pieces = [bytes([_MAGIC, _VERSION])]
     if isinstance(message, tuple):
-        pieces.append(bytes([_TUPLE << 4]) + _varint(len(message)))
+        pieces.append(bytes([_TUPLE << 4]) + varint(len(message)))
     for part in message if isinstance(message, tuple) else (message,):
         if isinstance(part, Sparse):
             pieces += _encode_sparse(part)
         elif isinstance(part, Coded):
             scales = np.asarray(part.scales).astype("<f4")
             pieces += [_head(part), _encode_codes(np.asarray(part.codes), part.bits), scales.tobytes()]
+        elif isinstance(part, Fixed):
+            key = np.asarray(part.key).astype("<u4")
+            pieces += [_head(part), key.tobytes(), _encode_codes(np.asarray(part.codes), part.bits)]
         else:
             pieces += [_head(part), to_bytes(np.asarray(part.values))]
     data = b"".join(pieces)
     return data + zlib.crc32(data).to_bytes(4, "little")
 
 
-def decode(data: bytes, limit: int | None = None) -> Message:
+def largest(message: Message) -> int:
+    """The length of the longest encoding that a message of these shapes can have, whatever its values are."""
+    total = _known(message)
+    for part in message if isinstance(message, tuple) else (message,):
+        if isinstance(part, Sparse):
+            k, rice = part.indices.shape[0], rice_of(part.size, part.indices.shape[0])
+            total += -(-(k * (1 + rice) + (part.size - k >> rice)) // 8)
+    return total
+
+
+def _known(message: Message) -> int:
+    """The length of all but the indices, which follows from types and shapes."""
+    total = 2 + 4
+    if isinstance(message, tuple):
+        total += 1 + len(varint(len(message)))
+    for part in message if isinstance(message, tuple) else (message,):
+        total += len(_head(part))
+        if isinstance(part, (Coded, Fixed)):
+            more = part.scales if isinstance(part, Coded) else part.key
+            total += math.ceil(part.codes.shape[0] * part.bits / 8) + 4 * more.shape[0]
+        else:
+            total += part.values.shape[0] * part.values.dtype.itemsize
+    return total
+
+
+def decode(data: bytes, limit: int | None = None, parts: int | None = None) -> Message:
     """The message in ``data``, with NumPy arrays; :class:`WireError` if it is anything but what ``encode`` gives.
 
-    A message about more than ``limit`` entries is refused. Nothing is allocated for the entries that a header
-    declares, only for bytes that are there: at most 200 bytes for each byte of ``data``, and 20 kB.
+    A message about more than ``limit`` entries, or of more than ``parts``, is refused. Nothing is allocated for the
+    entries that a header declares, only for bytes that are there: at most 200 bytes for each byte of ``data``, and
+    20 kB.
     """
     if len(data) < 2 or data[0] != _MAGIC:
         raise WireError("these bytes are no fedsgm message")
@@ -84,7 +114,7 @@ def decode(data: bytes, limit: int | None = None) -> Message:
     if reader.left and reader.data[0] == _TUPLE << 4:
         reader.take(1)
         count = reader.varint()
-        if 2 * count > reader.left:
+        if 2 * count > reader.left or (parts is not None and count > parts):
             raise WireError("the message declares more than it has")
         message = tuple(reader.part() for _ in range(count))
     else:
@@ -100,17 +130,10 @@ def size(message: Message) -> jax.Array:
     Only the indices' length depends on the data; all else is known when the program is compiled.
     """
     _check(message)
-    total: Any = 2 + 4
-    if isinstance(message, tuple):
-        total += 1 + len(_varint(len(message)))
+    total: Any = _known(message)
     for part in message if isinstance(message, tuple) else (message,):
-        total += len(_head(part))
-        if isinstance(part, Coded):
-            total += math.ceil(part.codes.shape[0] * part.bits / 8) + 4 * part.scales.shape[0]
-        else:
-            total += part.values.shape[0] * part.values.dtype.itemsize
         if isinstance(part, Sparse) and part.indices.shape[0]:
-            k, rice = part.indices.shape[0], _rice(part.size, part.indices.shape[0])
+            k, rice = part.indices.shape[0], rice_of(part.size, part.indices.shape[0])
             places = _ascending(part.indices)
             gaps = jnp.diff(places, prepend=-1) - 1
             bits = jnp.minimum(k * (1 + rice) + jnp.sum(gaps >> rice), places[-1] + 1)
@@ -142,6 +165,10 @@ def _check(message: Any) -> int:
                 right = part.values.dtype in _VALUES and np.issubdtype(part.indices.dtype, np.integer)
                 right = right and part.values.ndim == 1 and part.indices.shape == part.values.shape and part.size >= 0
                 entries += part.size
+            case Fixed():
+                right = part.codes.dtype == np.int32 and part.codes.ndim == 1 and part.codes.size <= part.size
+                right = right and part.key.dtype == np.uint32 and part.key.shape == (2,) and part.bits in _FIXED_BITS
+                entries += part.size
             case Dense():
                 right = part.values.dtype in _VALUES and part.values.ndim == 1
                 entries += part.values.size
@@ -158,21 +185,14 @@ def _head(part: Any, bitmap: bool = False) -> bytes:
     """What a part begins with: its kind, its number of entries, and how many of them or of scales it has."""
     if isinstance(part, Coded):
         kind, detail, counts = _KINDS[part.codes.dtype], part.bits - 1, (part.codes.shape[0], part.scales.shape[0])
-        return bytes([kind << 4 | detail]) + b"".join(map(_varint, counts))
+        return bytes([kind << 4 | detail]) + b"".join(map(varint, counts))
+    if isinstance(part, Fixed):
+        return bytes([_FIXED << 4]) + b"".join(map(varint, (part.size, part.codes.shape[0], part.bits)))
     detail = _VALUES.index(part.values.dtype)
     if isinstance(part, Sparse):
         kind = _BITMAP if bitmap else _RICE
-        return bytes([kind << 4 | detail]) + _varint(part.size) + _varint(part.values.shape[0])
-    return bytes([_DENSE << 4 | detail]) + _varint(part.values.shape[0])
-
-
-def _rice(d: int, k: int) -> int:
-    """The Golomb-Rice parameter for ``k`` indices below ``d``, in whole numbers so that all machines agree.
-
-    Gaps of random indices are geometric with q = 1 - k/d, for which the least b with q^(2^b) <= 0.618 is the best
-    (Kiely, 2004); this is that condition with -ln q = 1 / (mean gap + 1/2) and -ln 0.618 = 0.48.
-    """
-    return (-(-6 * (2 * d - k) // (25 * k)) - 1).bit_length() if k else 0
+        return bytes([kind << 4 | detail]) + varint(part.size) + varint(part.values.shape[0])
+    return bytes([_DENSE << 4 | detail]) + varint(part.values.shape[0])
 
 
 def _encode_sparse(part: Sparse) -> list[bytes]:
@@ -195,7 +215,7 @@ def _encode_sparse(part: Sparse) -> list[bytes]:
     gaps = _gaps(places)
     if k and gaps.min() < 0:
         raise WireError("an index appears twice")
-    rice = _rice(part.size, k)
+    rice = rice_of(part.size, k)
     stops, bitmap = _stops(places, gaps, rice)
     ends = int(stops[-1]) + 1 if k else 0
     width = 0 if bitmap else rice
@@ -232,12 +252,6 @@ def _encode_codes(codes: np.ndarray, bits: int) -> bytes:
     if (numbers << spare >> spare != numbers).any():
         raise WireError(f"a code does not fit into {bits} bits")
     return np.packbits(to_bits(numbers.view(f"u{codes.itemsize}"), bits)).tobytes()
-
-
-def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the top bit says that more follow."""
-    groups = [number >> shift & 0x7F for shift in range(0, max(number.bit_length(), 1), 7)]
-    return bytes([*(group | 0x80 for group in groups[:-1]), groups[-1]])
 
 
 class _Reader:
@@ -290,7 +304,17 @@ class _Reader:
                 raise WireError("the message declares more than it has")
             places = self.places(size, k, kind == _BITMAP)
             return Sparse(places, self.floats(k, _VALUES[detail]), size)  # type: ignore[arg-type]
+        elif (kind, detail) == (_FIXED, 0):
+            return self.fixed(size)
         raise WireError(f"the message has a part of unknown kind {kind}.{detail}")
+
+    def fixed(self, size: int) -> Fixed:
+        count, width = self.varint(), self.varint()
+        if count > size or width not in _FIXED_BITS:
+            raise WireError("the message declares more than it has")
+        key = self.take(8).view("<u4").astype(np.uint32)
+        codes = from_bits(self.bits(count * width), width).astype(np.uint32) << 32 - width
+        return Fixed(codes.view(np.int32) >> 32 - width, key, size, width)  # type: ignore[arg-type]
 
     def codes(self, count: int, width: int, dtype: np.dtype) -> np.ndarray:
         bits = self.bits(count * width)
@@ -301,7 +325,7 @@ class _Reader:
 
     def places(self, size: int, k: int, bitmap: bool) -> np.ndarray:
         """The indices of ``k`` of ``size`` entries."""
-        rice = _rice(size, k)
+        rice = rice_of(size, k)
         width = 0 if bitmap else rice
         longest = k * (1 + rice) + (size - k >> rice)  # no bitmap is longer than this either, or it would not be one
         ends = position(self.data[: longest // 8 + 1], k)

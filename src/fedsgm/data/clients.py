@@ -12,12 +12,18 @@ import jax
 import numpy as np
 
 from fedsgm.base.errors import SettingError
+from fedsgm.base.showing import table
 from fedsgm.base.structs import LARGEST_SEED, check_count, check_number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Clients:
-    """All clients' examples, one client's after another's: arrays of shape [examples, ...], and each client's count."""
+    """All clients' examples, one client's after another's: arrays of shape [examples, ...], and each client's count.
+
+    >>> clients = Clients.from_list([{"x": np.zeros((3, 2))}, {"x": np.ones((5, 2))}])
+    >>> len(clients), clients.counts.tolist(), clients[1]["x"].shape
+    (2, [3, 5], (5, 2))
+    """
 
     examples: Any
     counts: np.ndarray
@@ -26,6 +32,23 @@ class Clients:
         total = length(self.examples, "Clients")
         if total != self.counts.sum():
             raise SettingError(f"Clients: there are {total} examples, but the counts add up to {self.counts.sum()}")
+
+    def __repr__(self) -> str:
+        told = self._told()
+        return f"Clients({told['clients']} clients, {told['examples']} examples, {told['each']} each: {told['of']})"
+
+    def _repr_html_(self) -> str:
+        return table("Clients", [[name, value] for name, value in self._told().items()])
+
+    def _told(self) -> dict[str, str]:
+        low, high = int(self.counts.min()), self.longest
+        leaves = jax.tree_util.tree_flatten_with_path(self.examples)[0]
+        of = [
+            f"{jax.tree_util.keystr(path, simple=True, separator='.') or 'array'} {a.dtype}{list(a.shape[1:])}"
+            for path, a in leaves
+        ]
+        each = f"{low}" if low == high else f"{low} to {high}"
+        return {"clients": f"{len(self)}", "examples": f"{self.counts.sum()}", "each": each, "of": ", ".join(of)}
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -167,7 +190,12 @@ def split(examples: Any, *, clients: int | None = None, scheme: Scheme | None = 
 
 @dataclasses.dataclass(frozen=True)
 class iid:
-    """Equal shares at random; with ``stratify`` every client gets the same mix of that column's values."""
+    """Equal shares at random; with ``stratify`` every client gets the same mix of that column's values.
+
+    >>> clients = split({"y": np.arange(12) % 2}, clients=3, scheme=iid(stratify="y"))
+    >>> [int(clients[j]["y"].sum()) for j in range(3)]
+    [2, 2, 2]
+    """
 
     stratify: str | None = None
 
@@ -180,10 +208,15 @@ class iid:
 
 @dataclasses.dataclass(frozen=True)
 class dirichlet:
-    """Unequal mixes: each value of column ``by`` is shared out in proportions from Dirichlet(alpha).
+    r"""Unequal mixes: each value of column ``by`` is shared out in proportions from Dirichlet(alpha).
+
+    .. math:: (p_1, \dots, p_n) \sim \operatorname{Dirichlet}(\alpha, \dots, \alpha) \text{ for each value}
 
     A small alpha makes clients very different. A draw that leaves a client with fewer than ``least``
-    examples is drawn again.
+    examples is drawn again. After Hsu, Qi and Brown, *Measuring the Effects of Non-Identical Data* (2019).
+
+    >>> split({"y": np.arange(200) % 2}, clients=4, scheme=dirichlet(0.5, by="y")).counts.sum()
+    np.int64(200)
     """
 
     alpha: float
@@ -214,7 +247,11 @@ class dirichlet:
 
 @dataclasses.dataclass(frozen=True)
 class by:
-    """One client for each value of a column, in sorted order."""
+    """One client for each value of a column, in sorted order.
+
+    >>> split({"site": np.array(["b", "a", "b"])}, scheme=by("site")).counts
+    array([1, 2])
+    """
 
     column: str
 

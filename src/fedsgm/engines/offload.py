@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedsgm.base.cache import whole_program
+from fedsgm.base.cache import of_run
 from fedsgm.base.sizes import Store, one_of
 from fedsgm.base.structs import replaced
-from fedsgm.core.algorithm import RoundKeys
+from fedsgm.core.drawing import RoundKeys
 from fedsgm.engines import checkpoint as checkpoints
 from fedsgm.engines.rounds import (
     CAPACITY,
@@ -197,13 +197,13 @@ class Memories:
             array[self.touched] = arrays[f"memories/{i}"]
 
 
-@whole_program
+@of_run
 def _evaluated(program: Compiled, vectors: jax.Array, block: Any) -> Any:
     """What a block of clients evaluates, at every seed's vector."""
     return jax.lax.map(lambda w: jax.vmap(lambda data: program.task.evaluate(w, data))(block), vectors)
 
 
-@whole_program
+@of_run
 def _measured(program: Compiled, vectors: jax.Array, seeds: jax.Array, some: jax.Array, block: Any) -> Any:
     """What a block of clients answers when it is asked before the first round."""
     task = program.task.at(jnp.int32(0))
@@ -215,17 +215,17 @@ def _measured(program: Compiled, vectors: jax.Array, seeds: jax.Array, some: jax
     return jax.lax.map(lambda each: one_seed(*each), (vectors, seeds))
 
 
-@whole_program
+@of_run
 def _told_first(program: Compiled, states: State, statistics: Any) -> State:
     return jax.lax.map(lambda each: told_first(program, *each), (states, statistics))
 
 
-@whole_program
+@of_run
 def _summarised(program: Compiled, evaluations: Any) -> Any:
     return jax.lax.map(program.task.task.summarise, evaluations)
 
 
-@whole_program
+@of_run
 def _compared(program: Compiled, states: State, objective: jax.Array, worst: jax.Array, round: int) -> Any:
     def one_seed(state: State, objective: jax.Array, worst: jax.Array) -> Any:
         return state.found.compared(state.server.replica, objective, worst, program.n, jnp.int32(round))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedsgm import theory
-from fedsgm.base.cache import whole_program
+from fedsgm.base.cache import little, whole_program
 from fedsgm.base.describe import describe
 from fedsgm.base.errors import SettingError
 from fedsgm.base.layout import Layout
@@ -29,14 +29,20 @@ from fedsgm.core.problem import Problem
 from fedsgm.core.rules import Direction, Measured
 from fedsgm.core.task import Algorithm, Task
 from fedsgm.data.clients import Clients, check_finite, length, same_form
+from fedsgm.engines import work
+from fedsgm.privacy.private import Private
 from fedsgm.results.method import Method
-from fedsgm.results.result import KINDS, Result
+from fedsgm.results.result import KINDS, Result, excess
 from fedsgm.theory.estimates import Watched
 
 # Measuring the true values: parameters times examples that are few, the share of a round's work, rounds between.
 _CHEAP = 2**20
 _SHARE = 0.2
 _MOST = 100
+
+_CLIENTS = 10_000  # the most of which each one's own values are looked at
+_WORST = 10  # of them that are told
+OWN = "own "  # before the name of a value: each client's
 
 TRAFFIC = ("bytes_up", "bytes_down")
 _LAST = ("answered", "evaluated", *TRAFFIC, "frames_up", "frames_down")  # of the columns, where they are there
@@ -60,22 +66,15 @@ def settings_of(
 def rounds_between(told: int | None, algorithm: Algorithm, clients: Any, parameters: int) -> int:
     """After how many rounds the true values over all clients are measured, as ``told``, or by the sizes of the run.
 
-    That is every round if this takes few operations, or a fifth of the examples that a round goes through, where one in
-    a gradient counts three times; else so many rounds that it is a fifth, and at most a hundred.
+    That is every round if this takes few operations, or a fifth of the examples that a round goes through; else so many
+    rounds that it is a fifth, and at most a hundred.
     """
     if told is not None:
         return told
-    n = len(clients)
-    rows = int(clients.counts.sum()) if isinstance(clients, Clients) else n
+    rows = work.rows_of(clients)
     if rows * parameters <= _CHEAP:
         return 1
-    m, per_client = algorithm.cohort(n), rows / n
-    steps, drawn, asked = (
-        getattr(algorithm, name, None) for name in ("local_steps", "batch_size", "constraint_batch_size")
-    )
-    answer = n if getattr(algorithm, "query", None) == "all" else m
-    work = answer * (asked or per_client) + 3 * m * (steps or 1) * (drawn or per_client)
-    return min(max(math.ceil(rows / (_SHARE * work)), 1), _MOST)
+    return min(max(math.ceil(rows / (_SHARE * work.examples_of_a_round(algorithm, clients))), 1), _MOST)
 
 
 @struct
@@ -201,6 +200,7 @@ class Columns:
 def decided(algorithm: Algorithm, server: Any, direction: Direction, measured: Measured) -> dict[str, jax.Array]:
     """What every round records of the server's decision."""
     seen = {"violation": measured.violation, "weight": direction.weight}
+    seen |= {} if measured.doubted is None else {"doubted": measured.doubted}
     return seen | measured.report | algorithm.report(server)
 
 
@@ -245,7 +245,7 @@ def shown(history: Mapping[str, np.ndarray], problem: Task) -> dict[str, float]:
     """For the progress bar: means over seeds of the last round that has them, of [seeds, rounds] columns."""
     rewarded = "reward" in history and "reward" not in problem.bounds
     found = {}
-    for name in ("reward", "cost", "weight") if rewarded else ("objective", "violation", "weight"):
+    for name in ("reward", "cost", "weight") if rewarded else ("objective", "violation", "weight", "epsilon"):
         known = history[name][:, ~np.isnan(history[name]).any(axis=0)] if name in history else np.zeros((1, 0))
         if known.size:
             found[name] = float(known[:, -1].mean())
@@ -277,9 +277,45 @@ def one_by_one(values: Callable[[np.ndarray], dict[str, jax.Array]], vectors: np
     return {name: np.array([[found[name] for found in kind] for kind in each]) for name in each[0][0]}
 
 
-@whole_program
+def summarised(task: Flat, w: jax.Array, evaluations: Any) -> tuple[dict[str, jax.Array], jax.Array]:
+    """What the server makes of all clients' evaluations of ``w``; with noise where the task hides clients by it."""
+    hide = getattr(task.task, "hide", None)
+    return task.task.summarise(evaluations if hide is None else hide(evaluations, w))
+
+
+@functools.partial(whole_program, light=lambda _, w, data: little(w, data))
 def _values_at(task: Flat, w: jax.Array, data: Any) -> dict[str, jax.Array]:
-    return where_sound(w, task.task.summarise(over(functools.partial(task.evaluate, w), data))[0])
+    return where_sound(w, summarised(task, w, over(functools.partial(task.evaluate, w), data))[0])
+
+
+def looked_at(task: Task, clients: int) -> bool:
+    """Whether each client's own values are: in a private run they are nobody else's, and a page has no room for all."""
+    return clients <= _CLIENTS and not isinstance(task, Private)
+
+
+def own_values(task: Task, said: Any, clients: int) -> dict[str, jax.Array]:
+    """What each client's answer comes to by itself, by name; nothing of very many, or of a private run."""
+    if not looked_at(task, clients):
+        return {}
+    each = jax.vmap(lambda one: task.summarise(jax.tree.map(lambda a: a[None], one))[0])(said)
+    return {OWN + name: each[name] for name in ("objective", *task.bounds)}
+
+
+def worst_clients(values: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+    """For the settings: of the objective and each constraint, in whom the answer is worst.
+
+    ``values`` are those of :func:`own_values`, [kind, seed, client]. A row is a client's number, from 0, and its least
+    and largest value of all seeds; the first is the worst, and a client where the value is undefined is not among them.
+    """
+    found = {}
+    for name in ("objective", *ranges):
+        if OWN + name not in values:
+            continue
+        own = np.asarray(values[OWN + name])[KINDS.index("answer")]
+        bad = np.max(excess(own, ranges[name]) if name in ranges else own, axis=0)  # NaN of one seed is NaN
+        order = np.argsort(-bad, kind="stable")[: np.isfinite(bad).sum()][:_WORST]
+        found[name] = [[int(j), float(own[:, j].min()), float(own[:, j].max())] for j in order]
+    return {"worst_clients": found} if found else {}
 
 
 def where_sound(w: jax.Array, values: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -1,8 +1,4 @@
-"""One round of one seed, of Algorithm 1's five functions, and many in one compiled program.
-
-The loop's bounds are arguments of the program, so one compilation serves every number of rounds, every
-chunk and every point of resuming, and all of them give the same bits.
-"""
+"""One round of one seed, of Algorithm 1's five functions, and many in one compiled program."""
 
 from __future__ import annotations
 
@@ -16,11 +12,12 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from fedsgm.base import blocks, sizes
-from fedsgm.base.cache import whole_program
+from fedsgm.base import blocks, sizes, trees
+from fedsgm.base.cache import of_run
 from fedsgm.base.structs import as_float32, replaced, static, struct
-from fedsgm.core import wire
-from fedsgm.core.algorithm import Flat, RoundKeys
+from fedsgm.core import feedback
+from fedsgm.core.algorithm import Flat
+from fedsgm.core.drawing import RoundKeys
 from fedsgm.core.feedback import Summed
 from fedsgm.core.task import Algorithm
 from fedsgm.engines import recording
@@ -49,7 +46,7 @@ class Compiled:
     """All that a compiled round is made of; with ``debug``, one client after another.
 
     ``evaluate_every`` is None where true values are found outside of the rounds. With ``devices`` each of them has an
-    equal share of the clients, and room for so many participants.
+    equal share of the clients, and room for so many participants. ``light`` is where the run is little work.
     """
 
     algorithm: Algorithm
@@ -62,6 +59,7 @@ class Compiled:
     capacity: int = static(default=CAPACITY)
     devices: Mesh | None = static(default=None)
     room: int = static(default=0)
+    light: bool = static(default=False)
 
     @property
     def share(self) -> int:
@@ -119,22 +117,18 @@ class Slots:
         leaves, form = jax.tree.flatten(answers)
         if self.place is None or not leaves:
             return answers
-        own = [_as_bytes(leaf) for leaf in leaves]
+        own = [trees.as_bytes(leaf) for leaf in leaves]
         everybody = jax.lax.all_gather(jnp.concatenate(own, axis=1), CLIENTS, tiled=True)[self.place]
         parts = jnp.split(everybody, np.cumsum([part.shape[1] for part in own])[:-1], axis=1)
-        return jax.tree.unflatten(form, [_as(leaf, part) for leaf, part in zip(leaves, parts, strict=True)])
+        return jax.tree.unflatten(form, list(map(trees.from_bytes, leaves, parts)))
 
-
-def _as_bytes(a: jax.Array) -> jax.Array:
-    """Rows of bytes."""
-    rows = a.reshape(len(a), -1)
-    return rows.astype(jnp.uint8) if a.dtype == bool else rows.view(jnp.uint8)
-
-
-def _as(like: jax.Array, rows: jax.Array) -> jax.Array:
-    """What rows of bytes stand for."""
-    numbers = rows.astype(bool) if like.dtype == bool else rows.view(like.dtype)
-    return numbers.reshape(len(rows), *like.shape[1:])
+    def own(self, everybody: jax.Array) -> jax.Array:
+        """Of a number for each in order, those of the clients here; 0 for an empty slot."""
+        if self.place is None:
+            return everybody
+        here, many = jax.lax.axis_index(CLIENTS), len(self.keys)
+        slots = jnp.zeros(many * jax.lax.axis_size(CLIENTS), everybody.dtype).at[self.place].set(everybody)
+        return jax.lax.dynamic_slice_in_dim(slots, here * many, many)
 
 
 @struct
@@ -149,7 +143,7 @@ class Window:
     rows: Any
 
 
-@functools.partial(whole_program, donate=(2,))
+@functools.partial(of_run, donate=(2,))
 def advance(
     program: Compiled, data: Any, states: State, seeds: jax.Array, start: int, stop: int
 ) -> tuple[State, Columns]:
@@ -189,6 +183,7 @@ class Draw:
     work: Slots
     asked: Slots | None
     server: jax.Array
+    shared: jax.Array
     theirs: Any = None
 
     @classmethod
@@ -196,14 +191,14 @@ class Draw:
         keys = RoundKeys.of(seed, round)
         if window is not None:
             work = replaced(program.slots(window.who, keys), rows=window.rows)
-            return cls(work, None, keys.server, window.theirs)
+            return cls(work, None, keys.server, keys.shared, window.theirs)
         who = program.algorithm.sample(keys.sampling, program.n)
         asked = program.algorithm.queried(who, program.n)
         everyone = None if len(asked) == len(who) else program.slots(asked, keys)
-        return cls(program.slots(who, keys), everyone, keys.server)
+        return cls(program.slots(who, keys), everyone, keys.server, keys.shared)
 
 
-@whole_program
+@of_run
 def drawn(program: Compiled, seeds: jax.Array, start: int) -> jax.Array:
     """Who takes part in as many rounds of every seed as a chunk can have."""
     rounds = start + jnp.arange(program.capacity)
@@ -229,14 +224,15 @@ def one_round(
     info = {"participants": work.who} | recording.decided(algorithm, server, direction, measured)
 
     def local_update(data: Any, memory: Any, kept: Any, key: jax.Array) -> Any:
-        return algorithm.local_update(task, w, direction, data, kept, memory, key)
+        return algorithm.local_update(task, w, direction, data, kept, memory, key, draw.shared)
 
     if algorithm.draws and draw.theirs is None:
         theirs = sizes.to_draw_from(data, work.who, theirs)
-    messages, sent, memory = _updates(program, local_update, work, t, theirs, state.memory, kept)
+    doubted = None if measured.doubted is None else measured.doubted[work.who]
+    messages, sent, memory, seen = _updates(program, local_update, work, t, theirs, state.memory, kept, doubted)
     server, broadcast = algorithm.aggregate(task, server, messages, draw.server)
     first = jnp.where(t == 0, program.n, len(work.who)) if algorithm.asks_first else len(asked.who)
-    info |= recording.traffic(statistics, first, direction, sent, broadcast, len(work.who))
+    info |= seen | recording.traffic(statistics, first, direction, sent, broadcast, len(work.who))
 
     def inspect(kept: Any) -> Any:
         return task.inspect(w, server.replica, kept)
@@ -252,22 +248,36 @@ def one_round(
 
 
 def _updates(
-    program: Compiled, local_update: Callable[..., Any], work: Slots, t: jax.Array, data: Any, memory: Any, kept: Any
-) -> tuple[Any, jax.Array, Any]:
-    """The participants' messages, or their sum where these are too large to be held, their bytes, all memories."""
-    layout, summed = program.task.layout, getattr(program.algorithm, "summed", None)
+    program: Compiled,
+    local_update: Callable[..., Any],
+    work: Slots,
+    t: jax.Array,
+    data: Any,
+    memory: Any,
+    kept: Any,
+    doubted: jax.Array | None,
+) -> tuple[Any, jax.Array, Any, dict[str, jax.Array]]:
+    """The participants' messages, or what is made of all of them, their bytes, all memories, and what was rejected."""
+    algorithm: Any = program.algorithm
+    layout, summed, robust = program.task.layout, *(getattr(algorithm, name, None) for name in ("summed", "robust"))
     size = blocks.size_for((kept, work.keys), program.block, layout.size, layout.matrices)
-    if program.debug or program.devices is not None or summed is None or size == len(work.who):
-        messages, new = program.each(local_update, work, t, data, work.take(memory), kept, work.keys)
-        messages = work.joined(messages)
-        return messages, jax.vmap(wire.size)(messages), work.put(memory, new)
+    if program.debug or program.devices is not None or summed is None or size == len(work.who) or robust is not None:
+        before = work.take(memory)
+        own, new = program.each(local_update, work, t, data, before, kept, work.keys)
+        messages = work.joined(own)
+        nbytes = feedback.sizes_of(algorithm, messages)
+        if robust is None:
+            return messages, nbytes, work.put(memory, new), {}
+        total, rejected = algorithm.screened(messages, layout.size, doubted)
+        new = jax.vmap(algorithm.settled)(new, before, work.own(rejected))
+        return total, nbytes, work.put(memory, new), {"rejected": rejected}
 
     def add(total: Summed, messages: Any) -> tuple[Summed, jax.Array]:
-        return summed(total, messages), jax.vmap(wire.size)(messages)
+        return summed(total, messages), feedback.sizes_of(algorithm, messages)
 
     none, rows = Summed.nothing(layout.size), work.rows
     rows = jnp.arange(len(work.who)) if rows is None else rows
-    return blocks.fold(local_update, add, none, data, memory, rows, kept, work.keys, size=size)
+    return *blocks.fold(local_update, add, none, data, memory, rows, kept, work.keys, size=size), {}
 
 
 def _true_values(
@@ -292,12 +302,17 @@ def values_at(
     program: Compiled, task: Flat, data: Any, w: jax.Array, t: jax.Array
 ) -> tuple[dict[str, jax.Array], jax.Array]:
     """Objective and constraints over all clients, and the largest violation."""
+    return recording.summarised(task, w, evaluations_at(program, task, data, w, t))
+
+
+def evaluations_at(program: Compiled, task: Flat, data: Any, w: jax.Array, t: jax.Array) -> Any:
+    """What all clients say of ``w``, one after another."""
     everyone = program.slots(jnp.arange(program.n), RoundKeys.of(jnp.uint32(0), t))
 
     def evaluate(data: Any) -> Any:
         return task.evaluate(w, data)
 
-    return task.task.summarise(everyone.joined(program.each(evaluate, everyone, t, data)))
+    return everyone.joined(program.each(evaluate, everyone, t, data))
 
 
 def first_states(program: Compiled, w: np.ndarray, data: Any) -> State:
@@ -321,7 +336,7 @@ def first_memory(program: Compiled, d: int) -> Any:
     return as_float32(program.algorithm.init_memory(d))
 
 
-@whole_program
+@of_run
 def ask_first(program: Compiled, data: Any, states: State, seeds: jax.Array) -> State:
     """Every seed's state once everybody was asked, as in the first round: what they say is of its age then."""
 

@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,16 @@ from fedsgm.core.problem import Problem
 from fedsgm.core.task import Algorithm, Task
 from fedsgm.data.clients import Clients
 from fedsgm.engines import checkpoint as checkpoints
-from fedsgm.engines import recording
+from fedsgm.engines import recording, work
+from fedsgm.engines.callbacks import Callback, Listeners
 from fedsgm.engines.checkpoint import Checkpoint, Saved
 from fedsgm.engines.device import OnDevice, all_devices
 from fedsgm.engines.hosts import agreed, all_there
 from fedsgm.engines.offload import Offloaded
 from fedsgm.engines.recording import Ends
 from fedsgm.engines.rounds import Compiled, first_memory
+from fedsgm.privacy.private import Private
+from fedsgm.privacy.task import plain, planned
 from fedsgm.results.reading import ALWAYS
 from fedsgm.results.result import Result
 
@@ -63,8 +66,17 @@ def simulate(
     progress: bool = True,
     debug: bool = False,
     block: int | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Run ``algorithm`` on ``problem`` over ``clients`` from ``params``.
+
+    >>> import fedsgm as fs
+    >>> clients = fs.split({"a": np.arange(8, dtype=np.float32)}, clients=4)
+    >>> size = fs.Mean(lambda w, example: w, name="size")
+    >>> problem = fs.Problem(lambda w, example: (w - example["a"]) ** 2, [size <= 2.0])
+    >>> result = fs.simulate(fs.FedSGM(0.1), problem, clients, np.float32(0), rounds=50, progress=False)
+    >>> bool(result.feasible.all()), bool(1.8 < result.answer <= 2.0)  # the mean is 3.5
+    (True, True)
 
     Args:
         clients: :class:`Clients` for a :class:`Problem`; another task says what its clients are.
@@ -82,47 +94,67 @@ def simulate(
         progress: show progress on standard error.
         debug: run op by op, without compilation; an error names the client and the round.
         block: how many clients are worked on at once, at most; None is a number that suits the model's size.
+        callbacks: functions that are told of rounds as they come, and may stop the run (:mod:`fedsgm.callbacks`).
     """
     seed_list = _check(rounds, seed, seeds, evaluate_every, block)
+    stated, (problem, epsilon) = problem, planned(algorithm, problem, rounds, seed, clients)
+    evaluate_every, offload = _kept_private(problem, seeds, evaluate_every, offload)
     if hasattr(problem, "simulate"):  # another framework's, with an engine of its own
         if offload or debug or block:
             raise SettingError("simulate: offload, debug and block are for problems in JAX; leave them out")
         told = {"rounds": rounds, "seeds": seed_list, "several": seeds is not None, "test": test, "progress": progress}
+        told |= {"evaluate_every": evaluate_every, "callbacks": callbacks}
         with _hold(checkpoint):
-            return problem.simulate(algorithm, clients, params, checkpoint, evaluate_every=evaluate_every, **told)
+            return problem.simulate(algorithm, clients, params, checkpoint, **told)
     use_compilation_cache()
     starts = starts_of(params, seed_list)
     params, layout = starts[0], Layout.of(starts[0])
-    like = clients[0] if isinstance(clients, Clients) else None
-    held_out = None if test is None else recording.held_out(problem, test, params, like)
+    held_out = None if test is None else recording.held_out(stated, test, params, _one_of(clients))
     evaluate_every = recording.rounds_between(evaluate_every, algorithm, clients, layout.size)
     w = np.stack([layout.flatten(jax.tree.map(np.asarray, start)) for start in starts])
-    settings = recording.settings_of(
-        algorithm, problem, clients=len(clients), parameters=layout.size, seeds=seed_list, evaluate_every=evaluate_every
-    )
+    sizes = {"clients": len(clients), "parameters": layout.size}
+    settings = recording.settings_of(algorithm, problem, seeds=seed_list, evaluate_every=evaluate_every, **sizes)
     traced, task = as_float32((algorithm, Flat(problem, layout)))
-    program = Compiled(traced, task, rounds, len(clients), evaluate_every, debug, block)
+    light = work.small(algorithm, clients, layout.size, rounds=rounds, seeds=len(w), evaluate_every=evaluate_every)
+    program = Compiled(traced, task, rounds, len(clients), evaluate_every, debug, block, light=light)
     with _hold(checkpoint, offload):
         ground, data = _ground(program, problem, clients, params, np.array(seed_list, np.uint32), offload)
-        run = Run(ground, w)
+        run = Run(ground, w, epsilon)
         if checkpoint is not None:
             kept = Checkpoint(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint
             made_of = {"data": checkpoints.digest(data), "start": checkpoints.digest(w)}
             run.keep_in(kept, settings | made_of | {"offload": isinstance(ground, Offloaded)})
-        with Progress("FedSGM", rounds, show=progress) as bar, jax.disable_jit(debug), all_there():
-            while run.done < rounds:
-                run.advance()
-                bar.update(run.done, **recording.shown(run.history[-1], problem))
+        listeners = Listeners(callbacks, settings, problem.ranges, rounds, listens=jax.process_index() == 0)
+        with Progress("FedSGM", rounds, show=progress) as bar, jax.disable_jit(debug), all_there(), listeners:
+            run.go_on(listeners, bar)
             bar.doing("measuring what was found")
             ends = run.ends()
             values = {"train": ground.values(ends.vectors)}
             if held_out is not None:
-                values["test"] = recording.values_at(task, ends.vectors, held_out)
+                values["test"] = recording.values_at(plain(task), ends.vectors, held_out)
     unflatten = layout.unflatten if seeds is not None else lambda stack: layout.unflatten(stack[0])
-    history = checkpoints.joined(run.history)
-    result = recording.finished(history, ends, values, settings | {"rounds": rounds}, problem, unflatten)
+    history, settings = checkpoints.joined(run.history), listeners.settings(run.done)
+    settings |= recording.worst_clients(values["train"], problem.ranges)
+    result = recording.finished(history, ends, values, settings, problem, unflatten)
     recording.check_promise(result, problem, clients, params)
+    listeners.finish(result)
     return result
+
+
+def _one_of(clients: Any) -> Any:
+    """One client's examples, where clients have any."""
+    return clients[0] if isinstance(clients, Clients) else None
+
+
+def _kept_private(
+    problem: Task, seeds: int | None, evaluate_every: int | None, offload: bool | str | Path | None
+) -> tuple[int | None, bool | str | Path | None]:
+    """When true values are measured, which is not on the way in a private run; its clients stay on the device."""
+    if not isinstance(problem, Private):
+        return evaluate_every, offload
+    if seeds is not None:
+        raise SettingError("simulate: each seed of a private run would spend a budget of its own; leave seeds out")
+    return 0, False
 
 
 @contextlib.contextmanager
@@ -201,8 +233,8 @@ def _asked(algorithm: Algorithm, m: int, n: int) -> int:
 class Run:
     """A run under way: the state of every seed, and the history so far."""
 
-    def __init__(self, ground: OnDevice | Offloaded, w: np.ndarray) -> None:
-        self.ground = ground
+    def __init__(self, ground: OnDevice | Offloaded, w: np.ndarray, epsilon: np.ndarray | None = None) -> None:
+        self.ground, self._epsilon = ground, epsilon  # after each round, of a private run
         self.rounds = int(ground.program.rounds)
         self.state = ground.start(w)
         self.history: list[dict[str, np.ndarray]] = []
@@ -226,27 +258,59 @@ class Run:
             self.state = self.ground.unpacked(saved.arrays, self.state)
             names = (*ALWAYS, *self.ground.program.task.task.bounds)
             self.history.append(checkpoints.past(saved, len(self.ground.seeds), names))
+            if self._epsilon is not None and np.isfinite(self.history[-1]["objective"][:, -1]).any():
+                raise CheckpointError(
+                    f"{checkpoint.directory}: this private run has ended and told its values; begin anew"
+                )
 
-    def advance(self) -> None:
-        """One chunk of rounds."""
+    def go_on(self, listeners: Listeners, bar: Progress) -> None:
+        """To the end, or to where a callback stops it."""
+        if self.history:
+            listeners.tell(self.history[0])
+        while self.done < self.rounds and not agreed(bool(listeners.stopped)):
+            listeners.tell(self.advance(listeners))
+            bar.update(self.done, **recording.shown(self.history[-1], self.ground.program.task.task))
+        if self.done < self.rounds:
+            self._end(listeners)
+
+    def _end(self, listeners: Listeners) -> None:
+        """End before the time: as a run of so many rounds does, with true values of the last.
+
+        Where they are not measured yet, that is the round after this; a run that goes on from the checkpoint has none.
+        """
+        self._save()
+        self._checkpoint = None
+        if np.isnan(self.history[-1]["objective"][:, -1]).all():
+            self.rounds = self.done + 1
+            self.ground.program = replaced(self.ground.program, rounds=self.rounds)
+            listeners.tell(self.advance(listeners))
+
+    def advance(self, listeners: Listeners) -> dict[str, np.ndarray]:
+        """One chunk of rounds, and their columns."""
         every = self._checkpoint.every if self._checkpoint else None
-        stop = min(self.done + self._size, self.rounds)
+        stop = listeners.until(self.done, min(self.done + self._size, self.rounds))
         if every:
             stop = min(stop, self.done + every - self.done % every)
         stop = self.ground.until(self.done, stop)
         began = time.perf_counter()
         self.state, chunk = self.ground.advance(self.state, self.done, stop)
         chunk |= recording.in_all(chunk, self.ground.program.n)
+        chunk |= {} if self._epsilon is None else {"epsilon": self._epsilon[None, self.done : stop]}
         seconds = (time.perf_counter() - began) / (stop - self.done)
         self._size = agreed(max(1, min(self.ground.capacity, int(_CHUNK_SECONDS / seconds))))
         self.history.append(chunk)
         self.done = stop
-        if self._checkpoint and every and (stop % every == 0 or stop == self.rounds):
-            self.history = [checkpoints.joined(self.history)]
-            arrays = {checkpoints.HISTORY + name: column for name, column in self.history[0].items()}
-            arrays |= self.ground.packed(self.state)
-            saved = Saved(stop, arrays, self._fingerprint)
-            checkpoints.save(Path(self._checkpoint.directory), saved, jax.process_index(), jax.process_count())
+        if every and (stop % every == 0 or stop == self.rounds):
+            self._save()
+        return chunk
+
+    def _save(self) -> None:
+        if self._checkpoint is None:
+            return
+        self.history = [checkpoints.joined(self.history)]
+        arrays = {checkpoints.HISTORY + name: column for name, column in self.history[0].items()}
+        saved = Saved(self.done, arrays | self.ground.packed(self.state), self._fingerprint)
+        checkpoints.save(Path(self._checkpoint.directory), saved, jax.process_index(), jax.process_count())
 
     def ends(self) -> Ends:
         found, last = jax.tree.map(np.asarray, (self.state.found, self.state.server.replica))

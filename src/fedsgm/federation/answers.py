@@ -11,14 +11,20 @@ import jax
 import numpy as np
 
 from fedsgm.core.compression import Message
+from fedsgm.engines.recording import Ends, Found, Kept
 from fedsgm.federation.program import Program
 from fedsgm.federation.protocol import FrameError, Kind, form_of, pack, unpack
 
-ABSURD = 1e3  # times the length of the others' messages, now and in earlier rounds: longer is no honest answer
+ABSURD = 1e3  # times the length of most messages, now and in earlier rounds: longer is no honest answer
+BEYOND = 1e9  # times most clients' value of a statistic: larger is none of theirs
+LARGEST = 1e15  # of any statistic: beyond it a rule's own state may not be finite
 
 Reasons = dict[int, str]
 WRONG_SHAPE = "an answer of a wrong shape"
+REJECTED = "a message that is not like the others'"
+DOUBTED = "statistics that are not believed beside the others'"
 NOT_FINITE = "a NaN or an infinite value"
+TOO_LARGE = "a statistic far beyond the others'"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +113,11 @@ class Update:
         norm = float(np.linalg.norm(program.dense(message, uplink).astype(np.float64)))
         if not np.isfinite(norm):
             raise FrameError(NOT_FINITE)
-        return cls(message, len(content), norm)
+        if program.longest is None:
+            return cls(message, len(content), norm)
+        if norm > program.longest:
+            raise FrameError("a message longer than privacy lets it be")
+        return cls(message, program.largest_update, norm)  # whatever its own bytes are: they tell of its client
 
 
 class Forms:
@@ -121,7 +131,10 @@ class Forms:
         """The reports that the functions cannot take, or of another form than most."""
         statistics = {c: [r.statistics] for c, r in reports.items() if r.statistics is not None}
         evaluations = {c: r.evaluations for c, r in reports.items() if r.evaluations is not None}
-        return self._odd("statistics", statistics) | self._odd("evaluations", evaluations)
+        odd = self._odd("statistics", statistics) | self._odd("evaluations", evaluations)
+        for trees in () if self._program.longest is not None else (statistics, evaluations):
+            odd = _beyond({client: each for client, each in trees.items() if client not in odd}) | odd
+        return odd
 
     def alike(self, evaluations: Mapping[int, Sequence[Any]]) -> dict[int, Any]:
         """Those of the form that most have, of evaluations that came in several exchanges."""
@@ -144,15 +157,57 @@ class Forms:
         return {client: WRONG_SHAPE for client, each in forms.items() if each != usual}
 
 
-def absurd(updates: dict[int, Update], usual: float) -> Reasons:
-    """The updates far longer than most of the others and than the ``usual`` length.
+def _beyond(trees: Mapping[int, Sequence[Any]]) -> Reasons:
+    """The statistics with a value that is far larger than most clients' same value, or than any may be.
 
-    A client may be the only one with something to say: what the others then send is nothing, or a compressor's dust.
+    Where most are so large the run diverges, and that is nobody's fault.
     """
-    found = {}
-    for client, update in updates.items():
-        others = sorted(other.norm for c, other in updates.items() if c != client)
-        reference = max(usual, others[(len(others) - 1) // 2] if others else 0.0)
-        if 0 < reference * ABSURD < update.norm:
-            found[client] = f"a message more than {ABSURD:g} times as long as the others'"
-    return found
+    if not trees:
+        return {}
+    sizes = {
+        client: np.concatenate([np.abs(np.ravel(leaf)).astype(np.float64) for leaf in jax.tree.leaves(tree)] or [[0.0]])
+        for client, tree in trees.items()
+    }
+    middle = np.sort(np.stack(list(sizes.values())), axis=0)[(len(sizes) - 1) // 2]
+    limit = np.where(middle > 0, np.minimum(middle * BEYOND, np.maximum(middle * ABSURD, LARGEST)), LARGEST)
+    return {client: TOO_LARGE for client, size in sizes.items() if (size > limit).any()}
+
+
+def usual_length(updates: Mapping[int, Update]) -> float:
+    """What most messages are not longer than: the lower one of the two in the middle, which no one of three can move
+    beyond an honest one's."""
+    lengths = sorted(update.norm for update in updates.values())
+    return lengths[(len(lengths) - 1) // 2] if lengths else 0.0
+
+
+def absurd(updates: Mapping[int, Update], usual: float) -> Reasons:
+    """The updates far longer than most of this round's and than the ``usual`` length of earlier ones.
+
+    Of two that differ so much the shorter one is taken: it does less harm. A client may be the only one with something
+    to say: what the others then send is nothing.
+    """
+    longest = ABSURD * max(usual, usual_length(updates))
+    why = f"a message more than {ABSURD:g} times as long as the others'"
+    return {client: why for client, update in updates.items() if 0 < longest < update.norm}
+
+
+def values_of(program: Program, found: Mapping[bytes, Any], ends: Ends) -> dict[str, np.ndarray]:
+    """[kind, seed] of what was found; not a number where there is nothing to measure."""
+    nothing = dict.fromkeys(("objective", *program.task.task.bounds), np.float32(np.nan))
+    rows = [found.get(w.tobytes(), (nothing,))[0] for w in ends.vectors]
+    return {name: np.array([[row[name]] for row in rows], np.float32) for name in nothing}
+
+
+def answer_of(
+    found: Found, start: np.ndarray, measured: Mapping[bytes, tuple[Mapping[str, Any], Any]], clients: int
+) -> Kept:
+    """The best iterate; where it is known of fewer clients than the least violated, as both are measured now."""
+    best, least = found.best, found.least
+    if best.evaluated >= least.evaluated:
+        return found.answer
+    now = Found.start(start)
+    for kept in (best, least):
+        if kept.round:
+            values, worst = measured[kept.w.tobytes()]
+            now = now.compared(kept.w, values["objective"], worst, clients, kept.round)
+    return now.answer if now.answer.round else least

@@ -13,8 +13,9 @@ import logging
 import struct
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from fedsgm.core.compression import Identity
 from fedsgm.core.rules import Direction
 from fedsgm.engines import checkpoint
 from fedsgm.engines.checkpoint import Saved
+from fedsgm.federation.limits import Limits
 from fedsgm.federation.program import At, Program
 from fedsgm.federation.protocol import (
     NOTHING,
@@ -41,6 +43,7 @@ from fedsgm.federation.protocol import (
 
 log = logging.getLogger(__name__)
 
+_AHEAD = 30 * 86_400 * 10**9  # nanoseconds by which a server's clock may be ahead of a client's
 WELCOME = struct.Struct("<IIH")  # before a whole model: fingerprint, seed, the client's number
 
 
@@ -115,6 +118,12 @@ def _as_array(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint8)
 
 
+class Secures(Protocol):
+    """What stands between a client's work and its answers; :class:`fedsgm.federation.masking.Secured` does."""
+
+    def answer(self, asked: Request, state: State, work: Callable[[Request, State], bytes]) -> bytes: ...
+
+
 class _BehindError(Exception):
     """The client does not hold the model that the request builds on."""
 
@@ -134,10 +143,24 @@ class Client:
         program: the same as the server's.
         data: this client's own: for a :class:`Problem` its examples, a pytree of arrays, or :class:`Parts` of them.
         state_dir: the client's folder; what is there survives a restart of the process.
+        fresh: whoever brings requests sees to it that none is an old one, so that another run is a new one, also where
+            a server that has lost its state numbers it by a clock that was set back.
+        quantities: the names of those that may be measured here; None is all.
+        secure: what masks every answer, where the server is to see sums alone.
     """
 
-    def __init__(self, program: Program, data: Any, state_dir: str | Path) -> None:
-        self.program = program
+    def __init__(
+        self,
+        program: Program,
+        data: Any,
+        state_dir: str | Path,
+        *,
+        fresh: bool = False,
+        quantities: Sequence[str] | None = None,
+        secure: Secures | None = None,
+    ) -> None:
+        Limits(quantities=quantities).check_quantities(("objective", *program.task.task.bounds))
+        self.program, self._fresh, self._secure = program, fresh, secure
         parts = data if isinstance(data, Parts) else Parts(data)
         self.data = program.prepare(parts.train)
         self.test = None if parts.test is None else program.pooled.prepare(parts.test)
@@ -177,8 +200,8 @@ class Client:
     def _follow(self, asked: Request) -> State:
         """The state with the model of the request's round; requests that a newer one has overtaken are refused."""
         state = self.state
-        if state is not None and asked.run < state.run:
-            raise FrameError("the request is of an earlier run")
+        if state is None or asked.run != state.run:
+            self._check_run(asked.run, 0 if state is None else state.run)
         if state is not None and asked.run == state.run:
             if (asked.attempt, asked.round) < (state.attempt, state.version):
                 raise FrameError(f"the request is of round {asked.round}, but version {state.version} is here already")
@@ -201,6 +224,13 @@ class Client:
             raise _BehindError
         return state
 
+    def _check_run(self, run: int, known: int) -> None:
+        """Refuse a run that cannot be a new one: its number is the server's clock, in nanoseconds, when it began."""
+        if run < known and not self._fresh:
+            raise FrameError("the request is of an earlier run")
+        if run > max(time.time_ns(), known) + _AHEAD:
+            raise FrameError("the request is of a run that begins in days to come; set the clocks of both machines")
+
     def _welcome(self, asked: Request, state: State | None) -> State:
         """The state with a whole model; at the start of a run, also with an empty memory."""
         if len(asked.model[0]) < WELCOME.size:
@@ -217,6 +247,11 @@ class Client:
         )
 
     def _work(self, asked: Request, state: State) -> bytes:
+        return self._plainly(asked, state) if self._secure is None else self._secure.answer(asked, state, self._plainly)
+
+    def _plainly(self, asked: Request, state: State) -> bytes:
+        if asked.kind in (Kind.KEYS, Kind.MEET, Kind.TELL):
+            raise FrameError("the client runs without secure aggregation; start both with the same settings")
         if asked.kind == Kind.UPDATE:
             return self._update(asked, state)
         models = np.frombuffer(asked.payload, np.float32).reshape(-1, self.program.size)
@@ -273,11 +308,12 @@ class Client:
         """The memory, now that the server says whether it used the last message.
 
         If it did not, the message goes back into the memory. If the server does that very round again, because it was
-        stopped before it could use the message, the update is undone: the round's new one takes its place.
+        stopped before it could use the message, the update is undone: the round's new one takes its place. So is one
+        that robust aggregation may have left out: see :meth:`FedSGM.settled`.
         """
         if asked.used == sent.round:
             return state.memory
-        if sent.round >= asked.round:
+        if sent.round >= asked.round or self.program.algorithm.robust is not None:
             return sent.before
         uplink = self.program.algorithm.uplink
         vector = self.program.dense(self.program.decode(sent.message, uplink), uplink)

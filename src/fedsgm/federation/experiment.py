@@ -33,6 +33,7 @@ class Experiment:
     min_participants: int = 1
     timeout: float = 60.0
     beside: Sequence[Any] = ()
+    secure: bool = False
 
 
 def find(name: str, within: Sequence[str | Path]) -> Callable[..., Any]:
@@ -51,7 +52,8 @@ def find(name: str, within: Sequence[str | Path]) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise SettingError(f"there is no function {name!r} here ({error}); it is named module.function") from error
+        why = type(error).__name__
+        raise SettingError(f"there is no function {name!r} here ({why}); it is named module.function") from error
     if not callable(found):
         raise SettingError(f"{name!r} is no function but a {type(found).__name__}")
     if found.__module__ != module:

@@ -23,6 +23,7 @@ from fedsgm.data.clients import Clients
 from fedsgm.federation.client import Client, State, Store
 from fedsgm.federation.program import Program
 from fedsgm.federation.protocol import Failure, Kind, Reply, Request, pack, unpack
+from fedsgm.federation.signing import Identity, make_identities
 
 
 class Fault(enum.Enum):
@@ -76,20 +77,38 @@ class InProcess:
         self.plan = plan or (lambda _exchange, _client: None)
         self.processes = {name: new() for name, new in start.items()}
         self.exchanges = 0
+        self.identity: Identity | None = None  # the server's, which secure aggregation checks others by
         self._late_requests: dict[str, bytes] = {}
         self._late_replies: dict[str, bytes] = {}
 
     @classmethod
     def of(
-        cls, program: Program, clients: Clients | Sequence[Any], folder: str | Path, plan: Plan | None = None
+        cls,
+        program: Program,
+        clients: Clients | Sequence[Any],
+        folder: str | Path,
+        plan: Plan | None = None,
+        secure: bool = False,
     ) -> InProcess:
-        """One client for each of ``clients``, named client-0, client-1, ..."""
-        folder = Path(folder)
+        """One client for each of ``clients``, named client-0, client-1, ...; with certificates if ``secure``."""
+        folder, names = Path(folder), [f"client-{j}" for j in range(len(clients))]
+        identities = make_identities([*names, "server"]) if secure else {}
 
         def starter(j: int) -> Callable[[], Client]:
-            return lambda: Client(program, clients[j], folder / f"client-{j}")
+            own = folder / names[j]
 
-        return cls({f"client-{j}": starter(j) for j in range(len(clients))}, folder, plan)
+            def start() -> Client:
+                if not secure:
+                    return Client(program, clients[j], own)
+                from fedsgm.federation.masking import Secured
+
+                return Client(program, clients[j], own, secure=Secured(identities[names[j]], own, program, "server"))
+
+            return start
+
+        made = cls({name: starter(j) for j, name in enumerate(names)}, folder, plan)
+        made.identity = identities.get("server")
+        return made
 
     def clients(self) -> list[str]:
         return list(self._start)

@@ -11,6 +11,7 @@ from fedsgm.base.progress import Progress
 from fedsgm.engines.checkpoint import Checkpoint
 from fedsgm.federation.agreement import carry_out
 from fedsgm.federation.experiment import Experiment
+from fedsgm.federation.news import Noted
 from fedsgm.federation.preparation import Preparation
 from fedsgm.federation.protocol import Transport
 from fedsgm.results.result import Result
@@ -42,11 +43,15 @@ def outcome(error: Exception | None, again: str) -> dict[str, Any]:
 
 
 class Report(Progress):
-    """Progress for somebody on another machine to ask for: ``done`` has the round, how many there are, and values."""
+    """Progress for somebody on another machine to ask for: ``done`` has the round, how many there are, and values.
+
+    ``noted`` has what callbacks there are to be told.
+    """
 
     def __init__(self) -> None:
         super().__init__("", 0, show=False)
         self.done: dict[str, Any] = {"round": 0, "rounds": 0, "values": {}}
+        self.noted = Noted()
 
     def update(self, done: int, **values: float) -> None:
         self.done.update(round=done, values={name: float(value) for name, value in values.items()})
@@ -68,6 +73,8 @@ def _federate(state: Path, report: Report, experiment: Experiment, transport: Tr
         min_participants=experiment.min_participants,
         timeout=experiment.timeout,
         beside=experiment.beside,
+        secure=experiment.secure,
         checkpoint=Checkpoint(state, every=1, resume=True),
         progress=report,
+        callbacks=[report.noted],
     )

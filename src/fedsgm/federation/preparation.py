@@ -7,7 +7,6 @@ what was agreed on says so, and is told: also one whose process was started agai
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -18,7 +17,7 @@ from fedsgm.base.errors import FedSGMError, SettingError
 from fedsgm.federation.client import Client
 from fedsgm.federation.experiment import Experiment
 from fedsgm.federation.program import Program
-from fedsgm.federation.protocol import FrameError, checksum_of, one_line, seal, unseal
+from fedsgm.federation.protocol import FrameError, checksum_of, one_line, seal, told, unseal
 
 if TYPE_CHECKING:
     from fedsgm.results.result import Result
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 DESCRIBE, AGREE, REVIEW = "describe", "agree", "review"
 MAGIC = b"fP"
 _LARGEST = 2**26  # bytes of a frame that is read
-
-log = logging.getLogger(__name__)
+_NESTED = 200_000  # lists and dictionaries in it, which take far more memory than they have bytes
 
 
 @runtime_checkable
@@ -93,6 +91,8 @@ def opened(data: bytes) -> tuple[dict[str, Any], bytes]:
     if len(data) > _LARGEST:
         raise FrameError(f"a description of {len(data)} bytes, which is too long")
     text, _, vector = unseal(data)[2:].partition(b"\0")
+    if text.count(b"[") + text.count(b"{") > _NESTED:
+        raise FrameError("a description of more parts than are read")
     try:
         words = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -113,15 +113,21 @@ class Newcomer:
         stated: the same as the server's.
         give: this client's data function.
         state_dir: the client's folder.
+        how: what else its :class:`Client` is made with.
     """
 
-    def __init__(self, stated: Preparation, give: Callable[[], Any], state_dir: str | Path) -> None:
-        self._stated, self._state_dir = stated, state_dir
+    def __init__(self, stated: Preparation, give: Callable[[], Any], state_dir: str | Path, **how: Any) -> None:
+        self._stated, self._state_dir, self._how = stated, state_dir, how
         self._client: Client | None = None
         self._reviewed: tuple[Any, Any] = (None, None)  # examples, what was agreed
         self._data, self._failed = None, ""
         try:
-            self._data = stated.load(give())
+            given = give()
+        except Exception as error:
+            self._failed = told(error).decode()  # whatever the user's own function says may quote a row
+            return
+        try:
+            self._data = stated.load(given)
         except Exception as error:
             self._failed = _discreet(error)
 
@@ -154,13 +160,11 @@ class Newcomer:
         experiment = self._stated.state(agreed)
         examples = self._stated.examples(self._data, client, agreed)
         program = Program.of(experiment.algorithm, experiment.problem, experiment.params)
-        self._client, self._reviewed = Client(program, examples, self._state_dir), (examples, agreed)
+        self._client = Client(program, examples, self._state_dir, **self._how)
+        self._reviewed = (examples, agreed)
         return {}
 
 
 def _discreet(error: Exception) -> str:
     """What may be said of an error elsewhere; the rest stays in this machine's log."""
-    if isinstance(error, FedSGMError):
-        return one_line(str(error))
-    log.error("the preparation failed", exc_info=error)
-    return f"{type(error).__name__} in the client's own code; its log says more"
+    return one_line(str(error)) if isinstance(error, FedSGMError) else told(error).decode()

@@ -25,13 +25,15 @@ from fedsgm.base.errors import SettingError, WireError
 from fedsgm.base.layout import Layout, start_of
 from fedsgm.base.structs import as_float32, struct
 from fedsgm.core import feedback, wire
-from fedsgm.core.algorithm import FedSGM, Flat, RoundKeys
+from fedsgm.core.algorithm import FedSGM, Flat
 from fedsgm.core.compression import Message
+from fedsgm.core.drawing import RoundKeys
 from fedsgm.core.feedback import Uplink, compressor_of
 from fedsgm.core.rules import Direction
 from fedsgm.core.task import Task
 from fedsgm.engines import recording
 from fedsgm.federation.protocol import VERSION, FrameError
+from fedsgm.privacy.task import fresh, guarded, plain
 
 
 @struct
@@ -72,7 +74,7 @@ class Program:
         use_compilation_cache()
         if hasattr(problem, "program"):  # another framework's, with functions of its own
             return problem.program(algorithm, params, seed)
-        params = start_of(params, seed)
+        params, problem = start_of(params, seed), guarded(algorithm, problem)
         traced, task = as_float32((algorithm, Flat(problem, Layout.of(params))))
         return cls(traced, task, params)
 
@@ -93,6 +95,11 @@ class Program:
         """The starting parameters, flat."""
         return self.task.layout.flatten(jax.tree.map(np.asarray, self.params))
 
+    @property
+    def _noised(self) -> Flat:
+        """The task, of a private run with noise that no other answer or sum has."""
+        return self.task if getattr(self.algorithm, "privacy", None) is None else fresh(self.task)
+
     @functools.cached_property
     def fingerprint(self) -> int:
         """The same for the same settings, in any process."""
@@ -111,11 +118,11 @@ class Program:
 
     def held_out(self, test: Any) -> Any:
         """Examples that the server holds out, ready for :meth:`values_at`."""
-        return recording.held_out(self.task.task, test, self.params)
+        return recording.held_out(plain(self.task).task, test, self.params)
 
     def values_at(self, vectors: np.ndarray, held_out: Any) -> dict[str, Any]:
         """The values on them, of [kind, seed] parameter vectors."""
-        return recording.values_at(self.task, vectors, held_out)
+        return recording.values_at(plain(self.task), vectors, held_out)
 
     def sample(self, at: At, clients: int, again: int = 0) -> list[int]:
         """The participants of a round; others, where it is done again because too few of the first answered."""
@@ -123,7 +130,7 @@ class Program:
 
     def measure(self, w: np.ndarray, data: Any, at: At, memory: Any = None) -> tuple[Any, Any]:
         """Of the client's memory, a framework's own program may have use."""
-        statistics, kept = _measure(self.algorithm, self.task, w, data, at)
+        statistics, kept = _measure(self.algorithm, self._noised, w, data, at)
         return _numpy(statistics), kept
 
     def decide(
@@ -131,7 +138,8 @@ class Program:
     ) -> tuple[Direction, Any, dict[str, np.ndarray]]:
         """The direction, the server's state, and what is recorded of the decision, from these clients' statistics."""
         who = np.array(list(statistics), np.int32)
-        return _numpy(_decide(self.algorithm, self.task, server, _stacked(list(statistics.values())), who, clients, at))
+        said = _stacked(list(statistics.values()))
+        return _numpy(_decide(self.algorithm, self._noised, server, said, who, clients, at))
 
     def also_asked(self, server: Any, clients: int) -> list[int]:
         """Who is asked beside the participants: everybody, or who was never heard, or nobody."""
@@ -145,10 +153,17 @@ class Program:
     def local_update(
         self, w: np.ndarray, direction: Direction, data: Any, kept: Any, memory: Any, at: At
     ) -> tuple[Message, Any]:
-        return _numpy(_local_update(self.algorithm, self.task, w, direction, data, kept, memory, at))
+        return _numpy(_local_update(self.algorithm, self._noised, w, direction, data, kept, memory, at))
 
-    def aggregate(self, server: Any, messages: list[Message], at: At) -> tuple[Any, Message]:
-        return _numpy(_aggregate(self.algorithm, self.task, server, _stacked(messages), at))
+    def aggregate(
+        self, server: Any, messages: list[Message], at: At, doubted: np.ndarray | None = None
+    ) -> tuple[Any, Message]:
+        """``doubted`` is 1 for who said what robust aggregation does not believe."""
+        return _numpy(_aggregate(self.algorithm, self._noised, server, _stacked(messages), at, doubted))
+
+    def rejected(self, messages: list[Message], doubted: np.ndarray | None) -> list[float]:
+        """The share of each message that robust aggregation leaves out."""
+        return np.asarray(_rejected(self.algorithm, _stacked(messages), self.size, doubted)).tolist()
 
     def receive(self, w: np.ndarray, broadcast: Message) -> np.ndarray:
         """``algorithm.receive`` in two parts: as one program, products and sums could be fused, and the last bit of a
@@ -160,10 +175,11 @@ class Program:
         return _numpy(_inspect(self.task, before, after, kept, at))
 
     def evaluate(self, w: np.ndarray, data: Any, memory: Any = None) -> Any:
-        return _numpy(_evaluate(self.task, w, data))
+        return _numpy(_evaluate(self._noised, w, data))
 
-    def summarise(self, evaluations: list[Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        return _numpy(_summarise(self.task, _stacked(evaluations)))
+    def summarise(self, evaluations: list[Any], w: np.ndarray | None = None) -> tuple[dict[str, np.ndarray], Any]:
+        """Of all clients' evaluations of ``w``, which a private run must say: a model's values have one noise."""
+        return _numpy(_summarise(self.task, self.start if w is None else w, _stacked(evaluations)))
 
     def can_decide(self, statistics: Any) -> bool:
         """Whether one client's statistics are of a form that :meth:`decide` takes."""
@@ -171,18 +187,32 @@ class Program:
         return _scalars(functools.partial(_seen, self.algorithm, self.task), server, statistics, At.of(0, 0))
 
     def can_summarise(self, evaluation: Any) -> bool:
-        return _scalars(lambda one: _summarise(self.task, _alone(one)), evaluation)
+        return _scalars(lambda one: _summarise(self.task, self.start, _alone(one)), evaluation)
 
     def encode(self, message: Message) -> bytes:
         return wire.encode(message, self.size)
 
+    @functools.cached_property
+    def largest_update(self) -> int:
+        """Bytes of the longest message that a client's compressor can make."""
+        uplink: Any = self.algorithm.uplink
+        return wire.largest(_like(uplink, self.size))
+
+    @property
+    def longest(self) -> float | None:
+        """The length of a message's vector at most, where a private run cuts it to that."""
+        told = feedback.longest(self.algorithm)
+        return None if told is None else float(told)
+
     def decode(self, data: bytes, link: Any) -> Message:
         """A message that this link can have made, or :class:`FrameError`."""
+        like = _like(link, self.size)
+        if len(data) > wire.largest(like):
+            raise FrameError("the message is longer than its compressor makes any")
         try:
-            message = wire.decode(data, self.size)
+            message = wire.decode(data, self.size, len(like) if isinstance(like, tuple) else 0)
         except WireError as error:
             raise FrameError(str(error)) from None
-        like = _like(link, self.size)
         forms: Any = [jax.tree.structure(tree) for tree in (message, like)]
         if forms[0] != forms[1]:
             raise FrameError("the message has a wrong shape")
@@ -256,12 +286,23 @@ def _decide(
 def _local_update(
     algorithm: FedSGM, task: Flat, w: jax.Array, direction: Direction, data: Any, kept: Any, memory: Any, at: At
 ) -> tuple[Message, Any]:
-    return algorithm.at(at.round).local_update(task.at(at.round), w, direction, data, kept, memory, at.key)
+    keys = (at.key, at.keys.shared)
+    return algorithm.at(at.round).local_update(task.at(at.round), w, direction, data, kept, memory, *keys)
 
 
 @jax.jit
-def _aggregate(algorithm: FedSGM, task: Flat, server: Any, messages: Message, at: At) -> tuple[Any, Message]:
-    return algorithm.at(at.round).aggregate(task.at(at.round), server, messages, at.keys.server)
+def _aggregate(
+    algorithm: FedSGM, task: Flat, server: Any, messages: Message, at: At, doubted: Any
+) -> tuple[Any, Message]:
+    used: Any = messages
+    if algorithm.robust is not None:
+        used = algorithm.screened(messages, len(server.replica), doubted)[0]
+    return algorithm.at(at.round).aggregate(task.at(at.round), server, used, at.keys.server)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _rejected(algorithm: FedSGM, messages: Message, d: int, doubted: Any) -> jax.Array:
+    return algorithm.screened(messages, d, doubted)[1]
 
 
 @jax.jit
@@ -275,8 +316,8 @@ def _inspect(task: Flat, before: jax.Array, after: jax.Array, kept: Any, at: At)
 
 
 @jax.jit
-def _summarise(task: Flat, evaluations: Any) -> tuple[dict[str, jax.Array], jax.Array]:
-    return task.task.summarise(evaluations)
+def _summarise(task: Flat, w: jax.Array, evaluations: Any) -> tuple[dict[str, jax.Array], jax.Array]:
+    return recording.summarised(task, w, evaluations)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))

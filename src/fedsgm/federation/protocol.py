@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import logging
 import math
 import struct
 import zlib
@@ -18,18 +19,22 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedsgm.base.errors import FedSGMError
+from fedsgm.base.errors import ClientError, FedSGMError
+from fedsgm.base.progress import harmless
 
 VERSION = 2
 WHOLE = 0xFFFF  # in place of a number of broadcasts: the whole model
 NOTHING = -1  # the version of a client that holds no model; the round of a message that was never used
 LONGEST = 300  # bytes of an error that is told
 _DIMENSIONS = 8  # that an array may have: statistics have few, and what stacks them needs room for one more
+_PARTS, _FORM = 10_000, 2**20  # that a packed tree may have, and bytes of its form
 _MAGIC = b"fS"
 _REQUEST = struct.Struct("<2sBBQIIIHi")
 _REPLY = struct.Struct("<2sBBIiIf")
 _CHECKSUM = struct.Struct("<I")
 _SIZE = struct.Struct("<I")
+
+log = logging.getLogger(__name__)
 
 
 class FrameError(FedSGMError, ValueError):
@@ -37,16 +42,19 @@ class FrameError(FedSGMError, ValueError):
 
 
 def one_line(text: str) -> str:
-    """What is passed on of somebody's words."""
-    return " ".join(text[:LONGEST].split())
+    """What is passed on of somebody's words: nothing that a terminal would act on."""
+    return harmless(" ".join(text[:LONGEST].split()))
 
 
 def told(error: Exception) -> bytes:
-    """What a client says of an error: its kind and its first line, and of that not all if it is long."""
-    told = (isinstance(error, OSError) and error.strerror) or str(error)  # not the name of the file
-    first = told.partition("\n")[0]
-    text = first if isinstance(error, FrameError) else f"{type(error).__name__}: {first}"
-    return text.encode(errors="replace")[:LONGEST]
+    """What a client says of an error: the sentence of one that a federation makes itself, of any other its kind alone.
+
+    What user code and the reading of data raise may quote rows and paths: that stays in the client's own log.
+    """
+    if isinstance(error, FrameError | ClientError):
+        return str(error).encode(errors="replace")[:LONGEST]
+    log.error("this client's code failed; the server is told of its kind alone", exc_info=error)
+    return f"{type(error).__name__} in the client's own code; its log says more".encode()
 
 
 class Kind(enum.IntFlag):
@@ -60,9 +68,13 @@ class Kind(enum.IntFlag):
     BEHIND = 32  # the client does not hold the version that the request builds on
     ERROR = 64
     TEST = 128  # statistics of all quantities, of the examples that a client holds out
+    KEYS = 144  # of secure aggregation: a client's card
+    MEET = 160  # everybody's cards, for an offer
+    TELL = 192  # who is in a sum, for shares
 
 
 _KINDS = {*range(1, 8), Kind.UPDATE, Kind.ANSWER, Kind.BEHIND, Kind.ERROR, Kind.TEST}
+_KINDS |= {Kind.KEYS, Kind.MEET, Kind.TELL}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +149,23 @@ class Reply:
         head = _REPLY.pack(_MAGIC, VERSION, self.kind, self.request, self.version, self.replica, self.seconds)
         return seal(head + self.content)
 
+    @staticmethod
+    def overhead() -> int:
+        """Bytes beside the content."""
+        return _REPLY.size + _CHECKSUM.size
+
     @classmethod
     def decode(cls, data: bytes) -> Reply:
         (kind, request, version, replica, seconds), content = _open(data, _REPLY)
         return cls(kind, request, version, replica, seconds, content)
+
+
+def header(data: bytes) -> tuple[Kind, int, int, int]:
+    """Of a request its kind, run, attempt and round."""
+    if len(data) < _REQUEST.size or data[:2] != _MAGIC or data[3] not in _KINDS:
+        raise FrameError("the bytes are no frame of fedsgm")
+    _, _, kind, run, attempt, round, *_ = _REQUEST.unpack_from(data)
+    return Kind(kind), run, attempt, round
 
 
 def seal(frame: bytes) -> bytes:
@@ -202,11 +227,16 @@ def pack(tree: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """What :func:`pack` packed; :class:`FrameError` for any other bytes."""
-    text, _, numbers = data.partition(b"\0")
+    """What :func:`pack` packed; :class:`FrameError` for any other bytes. It has at most ``_PARTS`` parts."""
+    text, numbers = form_of(data), memoryview(data)
+    at = len(text) + 1
+    parts = 0
 
     def build(form: Any) -> Any:
-        nonlocal numbers
+        nonlocal at, parts
+        parts += 1
+        if parts > _PARTS:
+            raise ValueError
         if form is None:
             return None
         if isinstance(form, dict):
@@ -216,16 +246,17 @@ def unpack(data: bytes) -> Any:
         shape = tuple(map(int, form.split(","))) if form else ()
         if min(shape, default=0) < 0 or len(shape) > _DIMENSIONS:
             raise ValueError
-        size = 4 * math.prod(shape)
-        mine, numbers = numbers[:size], numbers[size:]
-        return np.frombuffer(mine, np.float32).reshape(shape)
+        begins, at = at, at + 4 * math.prod(shape)
+        return np.frombuffer(numbers[begins:at], np.float32).reshape(shape)
 
     try:
+        if len(text) > _FORM:
+            raise ValueError
         tree = build(json.loads(text))
+        if at != max(len(data), len(text) + 1):
+            raise ValueError
     except (ValueError, AttributeError, RecursionError):
-        tree, numbers = None, b"?"
-    if numbers:
-        raise FrameError("the numbers do not fit their form")
+        raise FrameError("the numbers do not fit their form") from None
     return tree
 
 

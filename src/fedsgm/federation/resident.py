@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,11 @@ class Setup:
     name: str
     state_dir: str
     path: list[str]  # folders of the code that may be named
+    signed: bool = False  # whether every request comes through a door that lets none in twice
+    quantities: Sequence[str] | None = None  # that may be measured here
+    root: str = ""  # the certificate that all sites' chain to, in PEM
+    server: str = ""  # the server's name in its own
+    clients: int | None = None  # that there must be at least
 
 
 class Resident:
@@ -170,11 +176,30 @@ def _client(setup: Setup) -> Any:
     sys.path.extend(setup.path)
     experiment = find(setup.experiment, setup.path)(**setup.settings)
     give = functools.partial(find(setup.data, setup.path), setup.name, **setup.settings)
+    how: dict[str, Any] = {"fresh": setup.signed, "quantities": setup.quantities}
     if isinstance(experiment, Preparation):
-        return Newcomer(experiment, give, Path(setup.state_dir))
+        return Newcomer(experiment, give, Path(setup.state_dir), **how)
     data = give()
     program = Program.of(experiment.algorithm, experiment.problem, experiment.params)
-    return Client(program, data, Path(setup.state_dir))
+    if experiment.secure:
+        how["secure"] = _secured(setup, program)
+    return Client(program, data, Path(setup.state_dir), **how)
+
+
+def _secured(setup: Setup, program: Any) -> Any:
+    """What masks the client's answers; its card is signed by the process that has the site's key."""
+    from fedsgm.federation.masking import Secured
+    from fedsgm.federation.signing import Identity
+
+    if not setup.root:
+        raise ClientError("secure aggregation needs the sites' certificates, which a federation over FLARE has")
+    return Secured(
+        Identity.knowing(setup.name, setup.root.encode()),
+        Path(setup.state_dir),
+        program,
+        setup.server,
+        setup.clients or 0,
+    )
 
 
 def main() -> None:

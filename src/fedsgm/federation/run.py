@@ -19,9 +19,11 @@ from fedsgm.core.rules import Direction
 from fedsgm.engines import checkpoint as checkpoints
 from fedsgm.engines import recording
 from fedsgm.engines.checkpoint import Checkpoint, Journal, Saved
-from fedsgm.engines.recording import Ends, Found, Kept
+from fedsgm.engines.recording import Ends, Found
 from fedsgm.federation.answers import (
+    DOUBTED,
     NOT_FINITE,
+    REJECTED,
     WRONG_SHAPE,
     Beside,
     Forms,
@@ -29,11 +31,16 @@ from fedsgm.federation.answers import (
     Report,
     Update,
     absurd,
-    read_held_out,
+    answer_of,
+    usual_length,
+    values_of,
 )
+from fedsgm.federation.ledger import Ledger
 from fedsgm.federation.panel import Account, Followed, Panel
 from fedsgm.federation.program import At, Program
 from fedsgm.federation.protocol import Kind, Transport, pack, unpack
+from fedsgm.privacy.private import Private
+from fedsgm.results.result import KINDS
 
 TRIES = 5  # of a round, until enough have answered
 
@@ -51,9 +58,17 @@ class _Tried:
     decided: Any = None  # direction, server, what is recorded of it
     updates: Mapping[int, Update] = dataclasses.field(default_factory=dict)
 
+    @property
+    def doubted(self) -> np.ndarray | None:
+        """With robust aggregation, a 1 for each of the updates whose client's statistics are not believed."""
+        everybody = self.decided[2].get("doubted")
+        return None if everybody is None else np.asarray(everybody)[list(self.updates)]
+
 
 class Run:
     """The server. ``step`` takes one round, ``finish`` measures what was found."""
+
+    sees_each = True  # what each client says by itself
 
     def __init__(
         self,
@@ -74,9 +89,12 @@ class Run:
         self._form = b""  # of a client's statistics, as soon as it is known
         self.server = self._begin()
         self.found = Found.start(program.start)
-        self.usual = 0.0  # length of messages: the largest median of a round
+        self.usual = 0.0  # length of messages: the largest of a round's
         self.history = Journal(rounds)
         self._forms = Forms(program)
+        if isinstance(program.task.task, Private):
+            self.panel.ledger = Ledger(program.task.task)
+        self._asking = False  # a private run's server, for what it must count even if it is stopped
         self._folder: Path | None = None
         self._settings: dict[str, Any] = {}
 
@@ -98,26 +116,31 @@ class Run:
         """One round: measure, decide, update, aggregate. Once it is saved it counts, and clients hear of its model."""
         t, at = self.round, At.of(self.seed, self.round)
         self.panel.up = self.panel.down = 0
-        beside = Beside(self._everybody if self._evaluates(t) else (), self._witnesses())
+        beside = Beside(self.everybody if self._evaluates(t) else (), self._witnesses())
+        self._ask(True)
         for again in range(TRIES):
+            if again and not self.affords(again):
+                self._ask(False)
+                return
             tried = self._try(at, again, beside)
             if len(tried.updates) >= self.min_participants:
                 break
             self.panel.attempt += 1  # another try may have another direction: what is late of this one must not count
             self.save()
         else:
-            raise self._too_few(tried.who, tried.reasons)
+            raise self.too_few(tried.who, tried.reasons)
         direction, server, seen = tried.decided
         messages = [update.message for update in tried.updates.values()]
-        after, broadcast = self.program.aggregate(server, messages, at)
+        after, broadcast = self.program.aggregate(server, messages, at, tried.doubted)
         data = self.program.encode(broadcast)
 
         self._record_beside(t - 1, beside)
-        for client in tried.updates:
+        used = self._accepted(tried)
+        for client in used:
             self.accounts[client].used = t
             self.accounts[client].answered += 1
         if len(tried.who) > 1:  # who is always alone has nothing to be held against
-            self.usual = max(self.usual, float(np.median([update.norm for update in tried.updates.values()])))
+            self.usual = max(self.usual, usual_length(tried.updates))
         self.found = self.found.averaged(self.model.replica, direction.objective)
         self.model = self.model.after(data)
         self.server = replaced(after, replica=self.model.replica)
@@ -125,9 +148,43 @@ class Run:
         sizes = [update.size for update in tried.updates.values()]
         statistics, everybody = tried.statistics.values(), len(self.accounts)
         counted = recording.total_traffic(statistics, direction, tried.told, sizes, len(data), everybody)
-        frames = {"frames_up": np.int64(self.panel.up), "frames_down": np.int64(self.panel.down)}
-        self._record(t, {"answered": np.int32(len(tried.updates))} | counted | frames)
+        counted |= {"frames_up": np.int64(self.panel.up), "frames_down": np.int64(self.panel.down)}
+        self._record(t, {"answered": np.int32(len(used))} | counted)
+        self._record_spent(t)
+        self._asking = False
         self.save()
+
+    def affords(self, again: int = 0) -> bool:
+        """Whether everybody whom the next round asks has privacy left to spend on it."""
+        ledger, everybody = self.panel.ledger, len(self.accounts)
+        if ledger is None:
+            return True
+        who = self.program.sample(At.of(self.seed, self.round), everybody, again)
+        others = self.program.also_asked(self.server, everybody)
+        kinds = dict.fromkeys(others, (Kind.MEASURE,)) | dict.fromkeys(who, (Kind.MEASURE, Kind.UPDATE))
+        return all(ledger.affords(self.accounts[client], *each) for client, each in kinds.items())
+
+    def _ask(self, asking: bool) -> None:
+        """A private run keeps that it asks before it does."""
+        if self.panel.ledger is not None:
+            self._asking = asking
+            self.save()
+
+    def _record_spent(self, row: int) -> None:
+        if self.panel.ledger is not None:
+            self._record(row, {"epsilon": self.panel.ledger.epsilon(self.accounts)})
+
+    def _accepted(self, tried: _Tried) -> list[int]:
+        """Whose messages are used; the others, whom robust aggregation rejects, are left out."""
+        if self.program.algorithm.robust is None:
+            return list(tried.updates)
+        shares = self.program.rejected([update.message for update in tried.updates.values()], tried.doubted)
+        rejected = dict(zip(tried.updates, shares, strict=True))
+        self._record(self.round, {"rejected": np.array([rejected.get(c, 0) for c in tried.who], np.float32)})
+        out = [client for client, share in rejected.items() if share >= 1]
+        said = () if tried.doubted is None else np.array(list(tried.updates))[tried.doubted > 0]
+        self._leave_out(out, {client: DOUBTED if client in said else REJECTED for client in out})
+        return [client for client in rejected if client not in out]
 
     def _try(self, at: At, again: int, beside: Beside) -> _Tried:
         """Ask the participants to measure, decide, and ask those who did for their updates."""
@@ -153,87 +210,58 @@ class Run:
         self.panel.up = self.panel.down = 0
         kept = (self.found.averages, self.found.best.w, self.found.least.w)
         models = [self.model.replica, *(w for w in kept if np.isfinite(w).all()), *self.beside]
-        beside = Beside(self._everybody, self._witnesses())
+        beside = Beside(self.everybody, self._witnesses())
         reasons: Reasons = {}
+        self._ask(True)
         for _ in range(TRIES):
             missing = sorted(beside.missing[Kind.EVALUATE])
             reports, why = self._measure(beside.kinds(()), missing, models[1:])
             beside.take(reports)
-            reasons |= why
+            reasons = why | reasons  # the first one's: a private run may not ask twice
             if not beside.missing[Kind.EVALUATE]:
                 break
         evaluations = self._forms.alike(beside.evaluations)
         if len(evaluations) < self.min_participants:
-            raise self._too_few(list(self._everybody), reasons)
-        for client in set(self._everybody) - evaluations.keys():
+            raise self.too_few(list(self.everybody), reasons)
+        for client in set(self.everybody) - evaluations.keys():
             reason = reasons.get(client, WRONG_SHAPE)
             log.warning("at the end %s is not measured: %s", self.accounts[client].name, reason)
         found = {
-            model.tobytes(): self.program.summarise([each[i] for each in evaluations.values()])
+            model.tobytes(): self.program.summarise([each[i] for each in evaluations.values()], model)
             for i, model in enumerate(models)
         }
         self._record_beside(self.rounds - 1, beside)
-        self._count_frames()
-        ends = self.found.ends(self.model.replica, self.rounds, self._answer(found, len(evaluations)))
+        self._record_spent(self.rounds - 1)
+        self.count_frames()
+        self._ask(False)
+        answer = answer_of(self.found, self.program.start, found, len(evaluations))
+        ends = self.found.ends(self.model.replica, self.rounds, answer)
         others = [{name: float(value) for name, value in found[w.tobytes()][0].items()} for w in self.beside]
-        return ends, self._values(found, ends), others
+        # the parameters themselves, or where they are none of these, the last
+        place = next((i for i, model in enumerate(models) if model.tobytes() == np.asarray(answer.w).tobytes()), 0)
+        own = self._own({client: each[place] for client, each in evaluations.items()})
+        return ends, values_of(self.program, found, ends) | own, others
 
-    def held_out(self, ends: Ends, program: Program) -> dict[str, np.ndarray] | None:
-        """Their values over all examples that the clients hold out, of those that answer; None where nobody does."""
-        self.panel.up = self.panel.down = 0
-        models = list(dict.fromkeys(w.tobytes() for w in ends.vectors if np.isfinite(w).all()))
-        answers: dict[int, Any] = {}
-        reasons: Reasons = {}
-        for _ in range(TRIES):
-            missing = {client: Kind.TEST for client in self._everybody if client not in answers}
-            if not missing:
-                break
-            reports, why = self.panel.ask(
-                *(self.model, missing, b"".join(models), lambda _, content: read_held_out(content, len(models))),
-                odd=lambda _: {},
-                enough=lambda answered: len(answered) > 0,
-            )
-            answers |= reports
-            reasons |= why
-        self._count_frames()
-        if len(answers) < self.min_participants:
-            raise self._too_few(list(self._everybody), reasons)
-        evaluations = Forms(program).alike({client: each for client, each in answers.items() if each is not None})
-        for client in self._everybody:
-            if client not in evaluations and answers.get(client, ()) is not None:
-                reason = reasons.get(client, WRONG_SHAPE)
-                log.warning("what %s holds out is not measured: %s", self.accounts[client].name, reason)
-        if not evaluations:
-            return None
-        found = {model: program.summarise([e[i] for e in evaluations.values()]) for i, model in enumerate(models)}
-        return self._values(found, ends)
+    def _own(self, evaluations: Mapping[int, Any]) -> dict[str, np.ndarray]:
+        """Each client's own values at the answer, as :func:`recording.own_values` has them."""
+        task = self.program.task.task
+        if not (self.sees_each and recording.looked_at(task, len(self.accounts))):
+            return {}
+        each = {client: self.program.summarise([said])[0] for client, said in evaluations.items()}
+        own = {}
+        for name in ("objective", *task.bounds):
+            row = [each[client][name] if client in each else np.nan for client in self.everybody]
+            own[recording.OWN + name] = np.tile(np.array(row, np.float32), (len(KINDS), 1, 1))
+        return own
 
-    def _values(self, found: Mapping[bytes, Any], ends: Ends) -> dict[str, np.ndarray]:
-        """[kind, seed] of what was found; not a number where there is nothing to measure."""
-        nothing = dict.fromkeys(("objective", *self.program.task.task.bounds), np.float32(np.nan))
-        rows = [found.get(w.tobytes(), (nothing,))[0] for w in ends.vectors]
-        return {name: np.array([[row[name]] for row in rows], np.float32) for name in nothing}
-
-    def _count_frames(self) -> None:
+    def count_frames(self) -> None:
         """Add what was sent after the last round to its row."""
         last = self.rounds - 1
         for name, more in (("frames_up", self.panel.up), ("frames_down", self.panel.down)):
             self._record(last, {name: self.history.columns[name][last] + more})
 
-    def _answer(self, measured: Mapping[bytes, tuple[Mapping[str, Any], Any]], clients: int) -> Kept:
-        """The best iterate; where it is known of fewer clients than the least violated, as both are measured now."""
-        best, least = self.found.best, self.found.least
-        if best.evaluated >= least.evaluated:
-            return self.found.answer
-        now = Found.start(self.program.start)
-        for kept in (best, least):
-            if kept.round:
-                values, worst = measured[kept.w.tobytes()]
-                now = now.compared(kept.w, values["objective"], worst, clients, kept.round)
-        return now.answer if now.answer.round else least
-
     @property
-    def _everybody(self) -> range:
+    def everybody(self) -> range:
         return range(len(self.accounts))
 
     def _evaluates(self, t: int) -> bool:
@@ -244,7 +272,7 @@ class Run:
         """Who took part in the last round, and can say what there is to see of its step, if anything is."""
         if not self.round or not self.program.task.task.inspects:
             return []
-        return [client for client in self._everybody if self.accounts[client].used == self.round - 1]
+        return [client for client in self.everybody if self.accounts[client].used == self.round - 1]
 
     def _measure(
         self, kinds: dict[int, Kind], who: list[int], models: Sequence[np.ndarray] = ()
@@ -265,11 +293,11 @@ class Run:
             dict.fromkeys(who, Kind.UPDATE),
             pack((direction.objective, direction.constraint, direction.guide)),
             lambda _, content: Update.read(content, self.program),
-            lambda updates: absurd(updates, self.usual),
+            lambda updates: {} if self.program.longest is not None else absurd(updates, self.usual),
             lambda answered: len(answered) >= self.min_participants,
         )
 
-    def _too_few(self, who: list[int], reasons: Reasons) -> FedSGMError:
+    def too_few(self, who: list[int], reasons: Reasons) -> FedSGMError:
         if {reasons.get(client) for client in who} == {NOT_FINITE}:
             return FedSGMError(f"round {self.round}: the run diverged (not a finite number); take a smaller step size")
         told = "; ".join(f"{self.accounts[client].name}: {reasons[client]}" for client in who if client in reasons)
@@ -292,7 +320,7 @@ class Run:
         evaluations = self._forms.alike(beside.evaluations)
         if evaluations:
             count, who = len(evaluations), np.array(sorted(evaluations))
-            values, worst = self.program.summarise([evaluations[client][0] for client in who])
+            values, worst = self.program.summarise([evaluations[client][0] for client in who], self.model.replica)
             places = {name: values[name] for name in self.program.task.task.places}
             named = {name: np.float32(who[int(at)]) for name, at in places.items() if np.isfinite(at)}
             self._record(row, {"evaluated": np.int32(count)} | values | named)
@@ -320,11 +348,12 @@ class Run:
             "history": np.array(self.history.length, np.int64),
             "usual": np.array(self.usual),
             "run": np.array([self.panel.run, self.panel.attempt], np.uint64),
-            "accounts": _bytes_as_array(json.dumps([dataclasses.asdict(a) for a in self.accounts]).encode()),
-            "form": _bytes_as_array(self._form),
+            "accounts": np.frombuffer(json.dumps([dataclasses.asdict(a) for a in self.accounts]).encode(), np.uint8),
+            "form": np.frombuffer(self._form, np.uint8),
+            "asking": np.array(self._asking),
         }
         arrays |= checkpoints.pack("server", self.server) | checkpoints.pack("found", self.found)
-        arrays |= {f"recent/{i:05d}": _bytes_as_array(data) for i, data in enumerate(self.model.recent)}
+        arrays |= {f"recent/{i:05d}": np.frombuffer(data, np.uint8) for i, data in enumerate(self.model.recent)}
         checkpoints.save(self._folder, Saved(self.round, arrays, self._settings))
 
     def _restore(self, saved: Saved) -> None:
@@ -338,10 +367,8 @@ class Run:
         run, attempt = map(int, arrays["run"])
         self.panel.run, self.panel.attempt = run, attempt + 1
         self.panel.accounts = [Account(**fields) for fields in json.loads(arrays["accounts"].tobytes())]
-
-
-def _bytes_as_array(data: bytes) -> np.ndarray:
-    return np.frombuffer(data, np.uint8)
+        if self.panel.ledger is not None and arrays["asking"]:
+            self.panel.ledger.charge_unknown(self.accounts, ended=saved.round >= self.rounds)
 
 
 def _numpy(tree: Any) -> Any:

@@ -159,13 +159,14 @@ class Sites(abc.ABC):
         return ""
 
     def await_server(self) -> None:
-        """Wait until the server listens."""
+        """Wait until the server listens; one that ends before is started again, as :meth:`tend` does."""
         deadline = time.monotonic() + _LISTEN
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
             if self.processes[self.server].poll() is not None:
-                break
+                self.tend()
+                deadline = time.monotonic() + _LISTEN
             time.sleep(0.05)
         raise FedSGMError(f"the server did not start to listen on port {self.port}; it said: {self.log(self.server)}")
 

@@ -131,7 +131,15 @@ class IPPConEx:
         return {"multiplier": server.multiplier}
 
     def local_update(
-        self, task: Flat, w: jax.Array, direction: Direction, data: Any, kept: Any, memory: Inner, key: jax.Array
+        self,
+        task: Flat,
+        w: jax.Array,
+        direction: Direction,
+        data: Any,
+        kept: Any,
+        memory: Inner,
+        key: jax.Array,
+        shared: jax.Array | None = None,
     ) -> tuple[tuple[Dense, Dense], Inner]:
         """E inner steps from w; the message is the new iterate, and y."""
 

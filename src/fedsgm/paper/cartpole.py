@@ -121,9 +121,9 @@ _LOOK = Look(
     "cost of an episode",
     ("budget", BUDGET),
     highest=2.5 * BUDGET,
-    above_axis={"ylim": (0, 205)},
+    above_limits=(0, 205),
     spread=0.2,
-    title="mean and 0.2 standard deviations over seeds",
+    title="lines: means over seeds; bands: 0.2 standard deviations to each side",
 )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedsgm.paper.study import Load, Run, Scale, Table
+from fedsgm.results import drawing
 from fedsgm.results.result import RECENT, Result
 
 GRID = (1.0, 0.3, 0.1, 0.03)
@@ -266,7 +267,7 @@ class Look:
     below: str
     bound: tuple[str, float]
     highest: float
-    above_axis: Mapping[str, Any]
+    above_limits: tuple[float, float] | None  # None is a logarithmic scale
     spread: float
     title: str
 
@@ -283,12 +284,17 @@ def picture(columns: Mapping[str, Sequence[Curve]], look: Look, scale: Scale) ->
         for curve, colour in zip(curves, COLOURS, strict=False):
             for axis, values in ((top, curve.above), (bottom, curve.below)):
                 _draw(axis, values, curve, colour, look.spread)
-        top.set(title=title, **look.above_axis)
+        top.set_title(title)
         bottom.set(xlabel="round", ylim=(0, look.highest))
+        drawing.rounds_from_one(bottom, curves[0].every * curves[0].below.shape[1])
         bottom.axhline(bound, color="red", linestyle=":", linewidth=1.8, label=f"{word} {bound:g}")
-        bottom.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
+        bottom.legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.17))
         for axis in (top, bottom):
             axis.grid(alpha=0.25)
+    if look.above_limits is None:
+        drawing.plain_log(axes[0, 0])
+    else:
+        axes[0, 0].set_ylim(*look.above_limits)
     axes[0, 0].set_ylabel(look.above)
     axes[1, 0].set_ylabel(look.below)
     figure.suptitle(f"{mark(scale)}{look.title}", fontsize=10, wrap=True)
@@ -298,8 +304,8 @@ def picture(columns: Mapping[str, Sequence[Curve]], look: Look, scale: Scale) ->
 def panels(columns: Mapping[str, Sequence[Tuned]], scale: Scale, *, bound: float, names: tuple[str, str]) -> Any:
     """The picture of tuned lines: the objective above, the constraint with its bound below."""
     first = next(iter(columns.values()))[0]
-    title = f"mean and standard deviation over the runs on {first.data.splits} splits"
-    look = Look(*names, ("bound", bound), 3 * bound, {"yscale": "log"}, 1.0, title)
+    title = f"lines: means; bands: one standard deviation to each side; of the runs on {first.data.splits} splits"
+    look = Look(*names, ("bound", bound), 3 * bound, None, 1.0, title)
     curves = {
         name: [
             Curve(line.label, _rows(line.objective), _rows(line.constraint), line.data.every, line.line.centralised)

@@ -10,6 +10,7 @@ from fedsgm.paper import neyman_pearson as np_task
 from fedsgm.paper.claims import alike, compared, mostly
 from fedsgm.paper.lines import COLOURS, Tuned, best, by_split, mark, summary
 from fedsgm.paper.study import Claim, Findings, Scale, Study
+from fedsgm.results import drawing
 from fedsgm.results.result import Result
 
 WEIGHTS = (0.001, 0.5, 2.0, 10.0, 20.0, 100.0)
@@ -72,7 +73,9 @@ def _picture(lines: Sequence[Tuned], scale: Scale) -> Any:
             objective, constraint, color=colour, marker="o" if circle else "x", s=34, alpha=0.8, label=line.label
         )
     axis.axhline(lines[0].bound, color="red", linestyle=":", linewidth=1.8, label=f"bound {lines[0].bound:g}")
-    axis.set(xlabel=np_task.NAMES[0], ylabel=np_task.NAMES[1], xscale="log", yscale="log")
+    axis.set(xlabel=np_task.NAMES[0], ylabel=np_task.NAMES[1])
+    for which in "xy":
+        drawing.plain_log(axis, which)
     axis.grid(alpha=0.25)
     axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.suptitle(f"{mark(scale)}a point a run, {lines[0].kept.size} runs each, at the end", fontsize=10)

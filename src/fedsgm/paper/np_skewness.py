@@ -20,6 +20,7 @@ from fedsgm.paper import neyman_pearson as np_task
 from fedsgm.paper.claims import compared
 from fedsgm.paper.lines import COLOURS, Data, Line, Tuned, mark
 from fedsgm.paper.study import Claim, Findings, Run, Scale, Study, Table
+from fedsgm.results import drawing
 from fedsgm.results.result import Result
 from fedsgm.tasks import neyman_pearson as task
 from fedsgm.theory.estimates import SKEWNESS, Watched
@@ -194,8 +195,9 @@ def _picture(found: Mapping[Key, Tuned], scale: Scale) -> Any:
             if cohort == m:
                 x, y = _recent(line, SKEWNESS[-1]).mean(), line.swing.mean()
                 axis.scatter(x, y, color=colours[rule, e], marker=markers[how], s=60, alpha=0.8)
-        axis.set(title=f"{m} of {np_task.CLIENTS} clients", xlabel="norm of K_loc - K_glob", yscale="log")
+        axis.set(title=f"{m} of {np_task.CLIENTS} clients", xlabel="norm of K_loc - K_glob")
         axis.grid(alpha=0.25, which="both")
+    drawing.plain_log(axes[0])
     axes[0].set_ylabel("swing of the constraint")
     for (rule, e), colour in colours.items():
         axes[0].scatter([], [], color=colour, label=f"{LABELS.get(rule, rule)}, E = {e}")

@@ -32,7 +32,9 @@ of its runs, paired with the same split of the other line; where nothing is spli
 another holds if the mean difference is above zero by a one-sided t test at 5%, and is false if it is, by the same \
 test, below {slight:.0%} of the larger number ({adult_slight:.0%} for Adult's objectives). That two are alike is two \
 such tests, against a margin that is said. That splits do something holds if more than {most:.0%} of all there are do, \
-and is false if fewer than {nearly_all:.0%} do, by binomial tests. With so many claims a few will hold \
+and is false if fewer than {nearly_all:.0%} do, by binomial tests. Beside a \
+difference, `±` is half of its 90% interval by the t distribution over the splits or runs that are named there. \
+With so many claims a few will hold \
 or fail by chance. Claims of our own, about what the paper does not have, are marked and not counted.
 
 Step sizes are tuned for every line alike, on the training data, from {grid} ({adult} for Adult; for the first lines \

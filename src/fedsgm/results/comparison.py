@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedsgm.base.files import write_atomically
+from fedsgm.results import drawing
 from fedsgm.results.method import Method
-from fedsgm.results.plots import bounds, check_format, no_formula
 from fedsgm.results.result import Result, excess
 from fedsgm.results.verdict import aligned, bound_in_words, number
 
@@ -132,12 +130,26 @@ def table(rows: Sequence[Row]) -> str:
 def best(rows: Sequence[Row]) -> str:
     """The feasible row with the lowest objective, in a sentence."""
     if not _comparable(rows):
-        return "Not ranked: the runs are of different problems or bounds, whose objectives say nothing of each other."
+        why = "the runs are of different problems or bounds, whose objectives say nothing of each other"
+        return f"Not ranked: {why}{_apart(rows)}."
     first = ranked(rows)[0]
     if not first.feasible:
         return "Best feasible: none; no answer is within every bound for every seed."
     seeds = "one seed" if len(first.seeds) == 1 else f"mean of {len(first.seeds)} seeds"
     return f"Best feasible: {first.label}, objective {number(first.mean)} ({seeds})."
+
+
+def _apart(rows: Sequence[Row]) -> str:
+    """Where two runs bound one thing differently: which, and what to do."""
+    for name in _names(rows):
+        told: dict[str, str] = {}
+        for row in rows:
+            allowed = row.ranges.get(name)
+            told.setdefault("no bound" if allowed is None else bound_in_words(allowed), row.label)
+        if len(told) > 1:
+            (one, first), (other, second), *_ = told.items()
+            return f" ({name}: {one} of {first}, {other} of {second}); run them again with the same bounds to rank them"
+    return "; compare runs of one problem to rank them"
 
 
 def _comparable(rows: Sequence[Row]) -> bool:
@@ -146,59 +158,74 @@ def _comparable(rows: Sequence[Row]) -> bool:
 
 def plot(rows: Sequence[Row], path: Path, runs: Sequence[Result] = ()) -> None:
     """Objective against violation, one point a seed; with ``runs``, their course in panels beside it."""
-    check_format(path)
+    drawing.check_format(path)
     from matplotlib import colormaps
-    from matplotlib.figure import Figure
 
     at = {
         name: sorted({b for run in runs for b in run.ranges.get(name, ()) if np.isfinite(b)}) for name in _names(rows)
     }
     panels = ["objective", *at] if runs else []
-    figure = Figure(figsize=(4.4 * (len(panels) + 1) + (0 if runs else 2), 4.2), layout="constrained")
-    *axes, scatter = figure.subplots(1, len(panels) + 1, squeeze=False)[0]
+    figure, (*axes, scatter) = drawing.grid(len(panels) + 1, 4.4 if runs else 6.4, 4.2)
     palette = [colormaps["tab10"](i) for i in range(10)]
     kinds = [row.label if runs else row.kind for row in rows]
     colours = {kind: palette[i % len(palette)] for i, kind in enumerate(dict.fromkeys(kinds))}
     for axis, name in zip(axes, panels, strict=True):
         shown = [(kind, *_course(run, name)) for kind, run in zip(kinds, runs, strict=True) if name in run.history]
-        for kind, steps, values in shown:
-            axis.plot(steps, values, color=colours[kind], linewidth=1.4, marker="o" if len(steps) == 1 else None)
-        shown_name = no_formula(name)
-        axis.set(xlabel="gradient steps (rounds x E)", ylabel=shown_name, title=f"{shown_name}, mean over seeds")
-        axis.grid(alpha=0.25)
-        if name in at:
-            bounds(axis, at[name], [values for *_, values in shown])
-        else:
-            _log(axis, np.concatenate([values for *_, values in shown]))
-    _log(scatter, np.concatenate([row.objective for row in rows]))
-    finite = np.abs([e for row in rows for e in row.excess if np.isfinite(e) and e != 0])
-    if finite.size and finite.max() > 10 * np.median(finite):  # far ones would press the near ones onto the bound
-        width = float(np.median(finite))
-        scatter.set_xscale("asinh", linear_width=width)
-        powers = 10.0 ** np.arange(np.ceil(np.log10(width)), np.log10(finite.max()))
-        ticks = [*-powers[::-1], 0, *powers]  # its own crowd around zero
-        scatter.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        scatter.minorticks_off()
+        _courses(axis, name, shown, colours, at)
+    _points(scatter, rows, kinds, colours)
+    drawing.legend_below(figure, [scatter], 8)
+    figure.suptitle(drawing.no_formula(best(rows)), fontsize=9, wrap=True)
+    drawing.write(figure, path)
+
+
+Course = tuple[str, np.ndarray, np.ndarray]
+"""A line of a panel: its kind, the gradient steps and the values there."""
+
+
+def _courses(
+    axis: Any, name: str, shown: Sequence[Course], colours: Mapping[str, Any], at: Mapping[str, Sequence[float]]
+) -> None:
+    """A panel of the runs' courses, with the bounds on what it shows."""
+    for kind, steps, values in shown:
+        axis.plot(steps, values, color=colours[kind], linewidth=1.4, marker="o" if len(steps) == 1 else None)
+    axis.set(xlabel="gradient steps (rounds x E)", ylabel=drawing.title(name, 40))
+    axis.set_title(drawing.title(f"{name}, mean over seeds"), fontsize=11)
+    axis.grid(alpha=0.25)
+    if name in at:
+        drawing.bounds(axis, at[name], [values for *_, values in shown])
     else:
-        scatter.locator_params(axis="x", nbins=4)
-    scatter.margins(0.08)
+        _log(axis, np.concatenate([values for *_, values in shown]))
+
+
+def _points(axis: Any, rows: Sequence[Row], kinds: Sequence[str], colours: Mapping[str, Any]) -> None:
+    """Objective against violation, and a ring about the best row's."""
+    axis.margins(0.08)
     for i, (kind, row) in enumerate(zip(kinds, rows, strict=True)):
-        label = None if kind in kinds[:i] else no_formula(kind)
-        scatter.scatter(row.excess, row.objective, color=colours[kind], s=22, alpha=0.7, label=label)
+        label = None if kind in kinds[:i] else drawing.no_formula(kind)
+        axis.scatter(row.excess, row.objective, color=colours[kind], s=22, alpha=0.7, label=label)
     winner = ranked(rows)[0]
     if winner.feasible and _comparable(rows):
         ring = {"facecolors": "none", "edgecolors": "black", "linewidths": 1.2}
-        scatter.scatter(winner.excess, winner.objective, s=110, label="best feasible", **ring)
-    scatter.axvline(0, color="red", linestyle=":", linewidth=1.6)
-    scatter.set(xlabel="furthest past a bound (feasible: left of 0)", ylabel="objective", title="each seed")
-    scatter.grid(alpha=0.25)
-    fits = int(figure.get_figwidth() / (0.5 + 0.07 * max(map(len, ("best feasible", *kinds)))))  # inches of 8 points
-    handles = scatter.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=max(1, min(fits, 4)), frameon=False, fontsize=8)
-    figure.suptitle(no_formula(best(rows)), fontsize=9, wrap=True)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix[1:], dpi=150)
-    write_atomically(path, buffer.getvalue())
+        axis.scatter(winner.excess, winner.objective, s=110, label="best feasible", **ring)
+    axis.axvline(0, color="red", linestyle=":", linewidth=1.6)
+    axis.set(xlabel="furthest past a bound (feasible: left of 0)", ylabel="objective")
+    axis.set_title("each seed", fontsize=11)
+    axis.grid(alpha=0.25)
+    _near_and_far(axis, np.abs([e for row in rows for e in row.excess if np.isfinite(e) and e != 0]))
+    _log(axis, np.concatenate([row.objective for row in rows]))
+
+
+def _near_and_far(axis: Any, apart: np.ndarray) -> None:
+    """A scale on which points far past a bound do not press the near ones onto it."""
+    if not apart.size or apart.max() <= 10 * np.median(apart):
+        axis.locator_params(axis="x", nbins=4)
+        return
+    width = float(np.median(apart))
+    axis.set_xscale("asinh", linear_width=width)
+    powers = 10.0 ** np.arange(np.ceil(np.log10(width)), np.log10(apart.max()))
+    ticks = [*-powers[::-1], 0, *powers]  # its own crowd around zero
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
 
 
 def _course(run: Result, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -211,4 +238,4 @@ def _course(run: Result, name: str) -> tuple[np.ndarray, np.ndarray]:
 def _log(axis: Any, values: np.ndarray) -> None:
     finite = values[np.isfinite(values)]
     if finite.size and (finite > 0).all():
-        axis.set_yscale("log")
+        drawing.plain_log(axis)

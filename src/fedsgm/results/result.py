@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ from fedsgm.base.files import write_together
 from fedsgm.results import reading
 from fedsgm.results.reading import KINDS
 
-__all__ = ["KINDS", "RECENT", "Result", "excess"]
+__all__ = ["KINDS", "RECENT", "Result", "excess", "worst_excess"]
 
 RECENT = 100  # rounds over which the end of a run is judged
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Result:
-    """A finished run.
+    """A finished run, as :func:`fedsgm.simulate` and :func:`fedsgm.federate` give it; ``print(result.verdict())``
+    says first whether its answer is within every bound, and ``Result.load(folder)`` reads one that was saved.
 
     Attributes:
         history: arrays of shape [seeds, rounds, ...]. Row t has the participants' ``estimate`` and ``violation``
@@ -89,6 +91,25 @@ class Result:
         rest = (1 - weight).sum(axis=1)
         return np.divide(weight.sum(axis=1), rest, out=np.full(len(weight), np.inf), where=rest > 0)
 
+    def __repr__(self) -> str:
+        from fedsgm.results.showing import in_a_line
+
+        return in_a_line(self)
+
+    def _repr_html_(self) -> str:
+        from fedsgm.results.showing import as_html
+
+        return as_html(self)
+
+    def to_frame(self) -> Any:
+        """The history as a pandas ``DataFrame``: a row for each seed and round, counted from 1, a column for each name.
+
+        What has several numbers in a round, such as who took part, is a list there.
+        """
+        from fedsgm.results.showing import frame
+
+        return frame(self)
+
     def verdict(self) -> str:
         """Feasible or not, first; then by how much, the objective, the rounds and the bytes."""
         from fedsgm.results.verdict import verdict
@@ -133,6 +154,13 @@ class Result:
         from fedsgm.results.plots import plot
 
         plot(self, Path(path))
+
+    def report(self, path: str | Path) -> None:
+        """Write a page of the run for a browser, one HTML file that needs nothing else."""
+        from fedsgm.results.page import write
+        from fedsgm.results.shown import Shown, in_a_program
+
+        write(Path(path), [Shown.of(self, "run", again=(in_a_program(self.settings),))])
 
     def save(self, folder: str | Path) -> None:
         """Write the run into a folder: ``history.parquet``, ``params.safetensors`` and, last, ``result.json``.
@@ -182,11 +210,23 @@ class Result:
 
     def excess(self, part: str, kind: str) -> np.ndarray:
         """How far each seed is past a bound at most; negative is within every bound."""
-        return _worst({name: self.value(part, name, kind) for name in self.values[part]}, self.ranges)
+        ranges = self.ranges if part == "test" else self.sure_ranges
+        return worst_excess({name: self.value(part, name, kind) for name in self.values[part]}, ranges)
+
+    @property
+    def private(self) -> dict[str, Any] | None:
+        """The settings of privacy, of a run whose values are noisy."""
+        return self.settings["algorithm"].get("privacy")
+
+    @property
+    def sure_ranges(self) -> dict[str, tuple[float, float]]:
+        """The ranges that measured values must keep: of a private run narrower, by what noise may have moved them."""
+        radii = {name: float(np.nanmax(self.history.get(f"{name}_radius", np.zeros(1)))) for name in self.ranges}
+        return {name: (low + radii[name], high - radii[name]) for name, (low, high) in self.ranges.items()}
 
     def excess_history(self) -> np.ndarray:
         """The same of every [seed, round]; NaN where the true values were not measured."""
-        return _worst(self.history, self.ranges)
+        return worst_excess(self.history, self.sure_ranges)
 
 
 def excess(values: np.ndarray, allowed: tuple[float, float]) -> np.ndarray:
@@ -197,7 +237,7 @@ def excess(values: np.ndarray, allowed: tuple[float, float]) -> np.ndarray:
     return low - values if np.isinf(high) else np.maximum(values - high, low - values)
 
 
-def _worst(values: dict[str, np.ndarray], ranges: dict[str, tuple[float, float]]) -> np.ndarray:
+def worst_excess(values: Mapping[str, np.ndarray], ranges: Mapping[str, tuple[float, float]]) -> np.ndarray:
     """The largest excess; NaN where the objective is not finite."""
     like = np.where(np.isfinite(values["objective"]), -np.inf, np.nan).astype(np.float32)
     return np.max([like, *(excess(values[name], allowed) for name, allowed in ranges.items())], axis=0)
@@ -220,14 +260,14 @@ def _finite(settings: Any) -> Any:
 
 
 def _to_parquet(history: dict[str, np.ndarray], seeds: list[int]) -> bytes:
-    """One row a seed and round; what has more axes becomes a list column."""
+    """One row a seed and round, counted from 1; what has more axes becomes a list column."""
     import pyarrow as pa
     import pyarrow.parquet
 
     rounds = next(iter(history.values())).shape[1]
     columns: dict[str, Any] = {
         "seed": np.repeat(np.array(seeds, np.int64), rounds),
-        "round": np.tile(np.arange(rounds, dtype=np.int64), len(seeds)),
+        "round": np.tile(np.arange(1, rounds + 1, dtype=np.int64), len(seeds)),
     }
     for name, values in history.items():
         flat = values.reshape(len(seeds) * rounds, -1)

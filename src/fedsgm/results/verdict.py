@@ -56,6 +56,8 @@ def _headline(result: Result) -> str:
     if not result.bounds:
         return f"NO CONSTRAINT: the answer ({found(result)}) has the lowest objective{_last(result)}."
     data = f"on the training data{_of_some(result)}"
+    if over and result.private:
+        return f"NOT SHOWN TO BE FEASIBLE: with all that noise for privacy may hide, {_over(result, 'answer')} {data}."
     if over:
         some = "" if total == 1 else f" for {_seeds(over, total)}"
         none = not (result.excess_history()[~result.feasible] <= 0).any()
@@ -67,7 +69,8 @@ def _headline(result: Result) -> str:
     every = "" if total == 1 else f" ({_seeds(total, total)})"
     fails = "test" in result.values and not (result.excess("test", "answer") <= 0).all()
     but = ", but NOT on the held-out data" if fails else ""
-    return f"FEASIBLE: the answer ({found(result)}) is within every bound {data}{every}{but}{_last(result)}."
+    sure = "FEASIBLE with probability at least 0.95" if result.private else "FEASIBLE"
+    return f"{sure}: the answer ({found(result)}) is within every bound {data}{every}{but}{_last(result)}."
 
 
 def _last(result: Result) -> str:
@@ -83,7 +86,7 @@ def _last(result: Result) -> str:
 
 def _over(result: Result, kind: str) -> str:
     """Over which bounds, the worst named, and by how much."""
-    by = {name: excess(result.value("train", name, kind), each) for name, each in result.ranges.items()}
+    by = {name: excess(result.value("train", name, kind), each) for name, each in result.sure_ranges.items()}
     most = {name: float(np.max(each)) for name, each in by.items()}
     worst = max(most, key=most.__getitem__)
     at = result.value("train", worst, kind)[np.argmax(by[worst])]
@@ -139,19 +142,19 @@ def _values(result: Result) -> list[str]:
             values = result.value(part, name, "answer")
             text = number(values.min()) if len(values) == 1 else f"{number(values.min())} .. {number(values.max())}"
             if name in result.bounds:
-                text += _judged(values, result.ranges[name])
+                text += f"  {judged(values, result.ranges[name])}"
             row.append(text)
         rows.append(row)
     return [f"  {line}" for line in aligned(rows).splitlines()]
 
 
-def _judged(values: np.ndarray, allowed: tuple[float, float]) -> str:
+def judged(values: np.ndarray, allowed: tuple[float, float]) -> str:
     """By the worst seed."""
     by = excess(values, allowed)
     worst = by.max()
     if worst > 0:
-        return f"  {_side(values[by.argmax()], allowed)} by {worst:.2g}"
-    return "  within" if worst <= 0 else "  undefined"
+        return f"{_side(values[by.argmax()], allowed)} by {worst:.2g}"
+    return "within" if worst <= 0 else "undefined"
 
 
 def _rounds(result: Result) -> list[str]:
@@ -171,7 +174,9 @@ def _rounds(result: Result) -> list[str]:
         f"  work       {settings['rounds']} rounds, {method.participants} of {method.clients} clients a round"
         f"{method.asked}, E = {method.local_steps}, {settings['parameters']} parameters"
     )
-    lines += _left_out(result) + _buffers(result)
+    if "stopped" in settings:
+        lines.append(f"  stopped    of {settings['stopped']['of']} rounds: {settings['stopped']['why']}")
+    lines += _left_out(result) + _buffers(result) + _private(result)
     lines.append(f"  traffic    {_traffic(history, 'bytes')}, over all clients of a seed")
     if "frames_up" in history:
         lines.append(f"             {_traffic(history, 'frames')} with frames, repeats and evaluations")
@@ -191,6 +196,17 @@ def _buffers(result: Result) -> list[str]:
         return [f"  buffers    averaged over the participants of each round: {names}"]
     end = "the parameters come with " + ("none" if "federation" in result.settings else "the clients' mean of them")
     return [f"  buffers    each client's own, {end}: {names}"]
+
+
+def _private(result: Result) -> list[str]:
+    """What was spent of the privacy budget, and how far noise may have moved the values."""
+    told = result.private
+    if told is None:
+        return []
+    spent, sure = float(result.history["epsilon"][0, -1]), result.sure_ranges
+    noise = [f"{name} {result.ranges[name][1] - high:.2g}" for name, (_, high) in sure.items() if np.isfinite(high)]
+    radii = f"; noise, with probability 0.95 at most: {', '.join(noise)}" if noise else ""
+    return [f"  privacy    epsilon {spent:.3g} at delta {told['delta']:g} for one {told['unit']}{radii}"]
 
 
 def _other(result: Result, kind: str) -> str:

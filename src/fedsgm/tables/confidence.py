@@ -8,6 +8,7 @@ Agresti and Caffo (2000) do for differences of proportions, so that a group with
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from statistics import NormalDist
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedsgm.base.cache import whole_program
+from fedsgm.base.cache import little, whole_program
 from fedsgm.base.structs import replaced
 from fedsgm.core.problem import Constraint, Problem, Statistic
 
@@ -47,7 +48,7 @@ def _limits(quantity: Statistic, params: Any, examples: Any, weights: jax.Array,
     return float((parts - z * errors)[known].max()), float((parts + z * errors)[known].max())
 
 
-@whole_program
+@functools.partial(whole_program, light=lambda _, params, examples, __: little(params, examples))
 def _parts(quantity: Statistic, params: Any, examples: Any, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Every part's value and its standard error."""
     each = jax.vmap(quantity.sums, (None, 0))(params, examples)

@@ -12,6 +12,7 @@ from fedsgm.base.structs import LARGEST_SEED, check_count
 from fedsgm.data import Clients
 from fedsgm.data.clients import check_finite, rows_of_each
 from fedsgm.data.table import MOST_CATEGORIES, Encoder, Table, as_text, column, numbered
+from fedsgm.tables import cautions, reachable
 from fedsgm.tables.grammar import OF_GROUPS, Wanted
 from fedsgm.tables.groups import crossed
 from fedsgm.tables.holding import check_groups, held_out_of_each
@@ -68,12 +69,19 @@ def prepare(
     mix = aim.labels(values) if aim.classes else np.zeros(len(owner), np.float32)
     for one in wanted:
         if one.column in groups:
-            check_groups(one, groups[one.column], aim.classes, _by_group(codes[one.column], mix, held))
+            counts = _by_group(codes[one.column], mix, held)
+            check_groups(one, groups[one.column], aim.classes, counts)
+            notes += cautions.few_rows(one, groups[one.column], aim.classes, counts)
     aim = aim.standardised(values[~held], given["weight"][~held] if given else None)
     names = [name for name in table if name not in {target, client_by, weight, *drop}]
     encoder = Encoder.of({name: table[name][~held] for name in names}, names)
     infinite = {c.name: np.isinf(table[c.name]) for c in encoder.columns if table[c.name].dtype.kind == "f"}
     notes += noticed(encoder, {name: rows for name, rows in infinite.items() if rows.any()}, encoder.shortened)
+    train = {name: array[~held] for name, array in table.items()}
+    notes += cautions.identifiers(train, names)
+    notes += cautions.leaks(train, names, target, mix[~held] if aim.classes else None)
+    if len(aim.classes) == 2:
+        notes += reachable.excluded(wanted, {name: c[~held] for name, c in codes.items()}, mix[~held], aim.classes[1])
     examples = {"x": encoder.encode(table), "y": aim.labels(values), **given, **codes}
     kept = np.flatnonzero(~held)
     parts = [kept[rows] for rows in rows_of_each(owner[kept])]

@@ -1,6 +1,6 @@
 """Ready-made constraints: fairness between groups, and how often a class or everybody is decided rightly or wrongly.
 
-Each is a few lines over :class:`Statistic`, to be compared with a bound:
+Each is a few lines over :class:`Statistic`, to be compared with a bound::
 
     demographic_parity(score, by="sex", groups=2) <= 0.05
 
@@ -38,7 +38,15 @@ def demographic_parity(
     name: str | None = None,
     classes: int = 2,
 ) -> Statistic:
-    """The largest difference between groups of the rate of positive decisions, or of the decisions for a class."""
+    r"""The largest difference between groups of the rate of positive decisions, or of the decisions for a class.
+
+    .. math:: \max_{a, b} \big| P(\hat y = 1 \mid A = a) - P(\hat y = 1 \mid A = b) \big|
+
+    After Dwork et al., *Fairness Through Awareness* (2012).
+
+    >>> (demographic_parity(lambda w, example: w * example["x"], by="sex", groups=2) <= 0.05).name
+    'demographic_parity'
+    """
     name, among = name or "demographic_parity", rates.everybody(by, rates.compared(classes))
     score = rates.told_of(name, score, classes)
     return rates.rate_of_groups(name, score, by, groups, among, rates.decisions, rates.gap, scores, threshold, gradient)
@@ -57,7 +65,15 @@ def equal_opportunity(
     name: str | None = None,
     classes: int = 2,
 ) -> Statistic:
-    """The largest difference between groups of the true positive rate, or of the recall of a class."""
+    r"""The largest difference between groups of the true positive rate, or of the recall of a class.
+
+    .. math:: \max_{a, b} \big| P(\hat y = 1 \mid y = 1, A = a) - P(\hat y = 1 \mid y = 1, A = b) \big|
+
+    After Hardt, Price and Srebro, *Equality of Opportunity in Supervised Learning* (2016).
+
+    >>> (equal_opportunity(lambda w, example: w * example["x"], by="sex", groups=2) <= 0.05).name
+    'equal_opportunity'
+    """
     name, among = name or "equal_opportunity", rates.classes(target, 1, rates=rates.compared(classes))
     score = rates.told_of(name, score, classes)
     return rates.rate_of_groups(
@@ -78,9 +94,15 @@ def equalized_odds(
     name: str | None = None,
     classes: int = 2,
 ) -> Statistic:
-    """The larger of the differences between groups of the true and of the false positive rate.
+    r"""The larger of the differences between groups of the true and of the false positive rate.
+
+    .. math:: \max_{y} \max_{a, b} \big| P(\hat y = 1 \mid y, A = a) - P(\hat y = 1 \mid y, A = b) \big|
 
     Of K classes: the largest over each true class of the differences in the rate at which each class is decided.
+    After Hardt, Price and Srebro, *Equality of Opportunity in Supervised Learning* (2016).
+
+    >>> (equalized_odds(lambda w, example: w * example["x"], by="sex", groups=2) <= 0.05).name
+    'equalized_odds'
     """
     name, among = name or "equalized_odds", rates.classes(target, 1, 0, rates=classes**2 if classes > 2 else 2)
     score = rates.told_of(name, score, classes)
@@ -99,7 +121,10 @@ def group_error_gap(
     gradient: str = "linearized",
     name: str | None = None,
 ) -> Statistic:
-    """The largest difference between groups of the share that is decided wrongly."""
+    r"""The largest difference between groups of the share that is decided wrongly.
+
+    .. math:: \max_{a, b} \big| P(\hat y \ne y \mid A = a) - P(\hat y \ne y \mid A = b) \big|
+    """
     name, among = name or "group_error_gap", rates.everybody(by)
     return rates.rate_of_groups(
         name, score, by, groups, among, rates.wrong(target), rates.gap, scores, threshold, gradient
@@ -118,7 +143,10 @@ def worst_group_error(
     gradient: str = "linearized",
     name: str | None = None,
 ) -> Statistic:
-    """The share that is decided wrongly, of the group that has the largest."""
+    r"""The share that is decided wrongly, of the group that has the largest.
+
+    .. math:: \max_{a} P(\hat y \ne y \mid A = a)
+    """
     name, among = name or "worst_group_error", rates.everybody(by)
     return rates.rate_of_groups(
         name, score, by, groups, among, rates.wrong(target), rates.largest, scores, threshold, gradient
@@ -129,7 +157,10 @@ def worst_group_error(
 def group_loss_gap(
     loss: PerExample, *, by: str, groups: int, name: str | None = None, gradient: str = "linearized"
 ) -> Statistic:
-    """The largest difference between groups of the mean loss."""
+    r"""The largest difference between groups of the mean loss.
+
+    .. math:: \max_{a, b} \big| \mathbb{E}[\phi \mid A = a] - \mathbb{E}[\phi \mid A = b] \big|
+    """
     return rates.mean_of_groups(name or "group_loss_gap", loss, by, groups, rates.gap, gradient)
 
 
@@ -137,7 +168,12 @@ def group_loss_gap(
 def worst_group_loss(
     loss: PerExample, *, by: str, groups: int, name: str | None = None, gradient: str = "linearized"
 ) -> Statistic:
-    """The mean loss of the group that has the largest."""
+    r"""The mean loss of the group that has the largest.
+
+    .. math:: \max_{a} \mathbb{E}[\phi \mid A = a]
+
+    As group distributionally robust optimisation bounds it (Sagawa et al., 2020).
+    """
     return rates.mean_of_groups(name or "worst_group_loss", loss, by, groups, rates.largest, gradient)
 
 
@@ -162,7 +198,10 @@ def mean_gap(
 
 @made_once
 def class_loss(loss: PerExample, *, label: int, target: str = "y", name: str | None = None) -> Statistic:
-    """Neyman-Pearson: the mean loss of one class, over all its examples wherever they are."""
+    r"""Neyman-Pearson: the mean loss of one class, over all its examples wherever they are.
+
+    .. math:: \mathbb{E}[\phi \mid y = k]
+    """
 
     def sums(params: Any, example: Any) -> dict[str, jax.Array]:
         member = jnp.float32(example[target] == label)
@@ -186,7 +225,13 @@ def error_rate(
     threshold: float = 0.5,
     name: str | None = None,
 ) -> Statistic:
-    """The share that is decided wrongly: of one class, as Neyman and Pearson bound it, or of everybody."""
+    r"""The share that is decided wrongly: of one class, as Neyman and Pearson bound it, or of everybody.
+
+    .. math:: P(\hat y \ne y), \quad \text{or } P(\hat y \ne k \mid y = k)
+
+    >>> (error_rate(lambda w, example: w * example["x"], label=1) <= 0.05).name
+    'error_rate_1'
+    """
     name = rates.named("error_rate", name, label)
     return rates.rate_of_class(name, score, label, target, rates.wrong(target), scores, threshold)
 
@@ -203,8 +248,7 @@ def accuracy(
 ) -> Statistic:
     """The share that is decided rightly, of one class or of everybody.
 
-    >>> import fedsgm as fs
-    >>> (fs.fairness.accuracy(lambda w, example: w * example["x"]) >= 0.9).sense
+    >>> (accuracy(lambda w, example: w * example["x"]) >= 0.9).sense
     '>='
     """
     name = rates.named("accuracy", name, label)
@@ -221,7 +265,13 @@ def recall(
     threshold: float = 0.5,
     name: str | None = None,
 ) -> Statistic:
-    """The share of one class that is decided to be of it."""
+    r"""The share of one class that is decided to be of it.
+
+    .. math:: P(\hat y = k \mid y = k)
+
+    >>> (recall(lambda w, example: w * example["x"], label=1) >= 0.8).name
+    'recall_1'
+    """
     name = rates.named("recall", name, label)
     return rates.rate_of_class(name, score, label, target, rates.decided_for(label), scores, threshold)
 
@@ -236,7 +286,10 @@ def true_positive_rate(
     threshold: float = 0.5,
     name: str | None = None,
 ) -> Statistic:
-    """The recall of the positive class, or of the ``label`` that counts as positive."""
+    r"""The recall of the positive class, or of the ``label`` that counts as positive.
+
+    .. math:: P(\hat y = 1 \mid y = 1)
+    """
     name = rates.named("true_positive_rate", name, label)
     return rates.rate_of_class(name, score, label, target, rates.decided_for(label), scores, threshold)
 
@@ -251,7 +304,10 @@ def false_positive_rate(
     threshold: float = 0.5,
     name: str | None = None,
 ) -> Statistic:
-    """The share of the other classes that is decided to be of the positive one, or of ``label``."""
+    r"""The share of the other classes that is decided to be of the positive one, or of ``label``.
+
+    .. math:: P(\hat y = 1 \mid y \ne 1)
+    """
     name = rates.named("false_positive_rate", name, label)
     return rates.rate_of_class(name, score, label, target, rates.decided_for(label), scores, threshold, rest=True)
 
@@ -266,7 +322,10 @@ def precision(
     threshold: float = 0.5,
     name: str | None = None,
 ) -> Statistic:
-    """Of those that are decided to be of a class, the share that is of it; 0 where nobody is decided so."""
+    r"""Of those that are decided to be of a class, the share that is of it; 0 where nobody is decided so.
+
+    .. math:: P(y = k \mid \hat y = k)
+    """
     name = rates.named("precision", name, label)
     rates.check_decision(name, scores, threshold)
 

@@ -42,7 +42,7 @@ def held_out_of_each(labels: Sequence[np.ndarray], owner: np.ndarray, fraction: 
     return held
 
 
-def _kinds(kind: str, classes: int) -> Sequence[int | None]:
+def kinds_of(kind: str, classes: int) -> Sequence[int | None]:
     """The classes that a constraint compares the rows of; of more than two, all; None is all rows together."""
     if kind not in BY_CLASS:
         return (None,)
@@ -56,7 +56,7 @@ def check_groups(one: Wanted, labels: Sequence[str], classes: Sequence[str], cou
     """
     for part, rows in counts.items():
         for label, each in zip(labels, rows, strict=True):
-            for kind in _kinds(one.kind, len(classes)):
+            for kind in kinds_of(one.kind, len(classes)):
                 if not (each.sum() if kind is None else each[kind]):
                     which = "" if kind is None else f" and class {classes[kind]!r}"
                     also = ", or hold nothing out" if part == "test" else ""

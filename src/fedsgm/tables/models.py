@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from optax.losses import softmax_cross_entropy_with_integer_labels, squared_error
 
-from fedsgm.base.cache import whole_program
+from fedsgm.base.cache import little, whole_program
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import check_count
 
@@ -118,4 +118,4 @@ class MLP:
 
 @functools.cache
 def _scores(model: MLP) -> Callable[[Any, Any], jax.Array]:
-    return whole_program(jax.vmap(model.score, (None, 0)))
+    return whole_program(jax.vmap(model.score, (None, 0)), light=little)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.base.files import write_atomically
+from fedsgm.results import drawing
 from fedsgm.results.verdict import aligned, number
 from fedsgm.tables.grammar import Wanted
 
@@ -97,7 +96,7 @@ def plot(points: Sequence[Point], name: str, path: Path) -> None:
     bounds = [way for way in ways if way not in (FREE, CONSTANT)]
     colours = {way: colormaps["viridis"](0.9 * i / max(1, len(bounds) - 1)) for i, way in enumerate(bounds)}
     others = {FREE: ("tab:red", "s"), CONSTANT: ("tab:gray", "X")}
-    shown = name.replace("$", r"\$")  # a name from a user's table is no formula
+    shown = drawing.no_formula(name)
     for axis, part in zip(axes, parts, strict=True):
         means = []
         for way in ways:
@@ -116,8 +115,4 @@ def plot(points: Sequence[Point], name: str, path: Path) -> None:
     axes[0].set_ylabel("share of the rows that is right")
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     figure.suptitle("dotted: the bounds; line: means over seeds", fontsize=9)
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, format=path.suffix[1:], dpi=150)
-    write_atomically(path, buffer.getvalue())
+    drawing.write(figure, path)

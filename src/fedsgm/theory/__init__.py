@@ -17,7 +17,7 @@ What the proofs assume, and what a run gives of it (``tests/theory/test_assumpti
   listed, one S_t for both, does not give it; asking every client for the constraint (``query="all"``) does.
 - The lemma on sampling takes the diameter of X for ``|w_t - w*|``. An uncompressed downlink with a projection gives it;
   a compressed one gives it with :func:`replica_bound` more, which the form ``"proof"`` adds.
-- Dividing by |A| takes it for a number. Deterministic compressors give that; with random ones the promise is one in
+- Dividing by ``|A|`` takes it for a number. Deterministic compressors give that; with random ones the promise is one in
   expectation (``Guarantee.kind``).
 - Theorem 1 (ii) as printed, ``g(average) - g(w*) <= epsilon``, takes w* to be on the bound. What is proven, and
   promised here, is ``g(average) <= epsilon`` above the bound, wherever w* is.

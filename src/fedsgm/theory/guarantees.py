@@ -29,10 +29,10 @@ class Guarantee:
         stationarity: for a weakly convex objective, the mean distance to the proximal points; None otherwise.
         probability: how often at least; None where the promise is one in expectation.
         kind: ``"always"``, with ``"probability"``, or in ``"expectation"``: with random compressors the sums are
-            bounded in the mean over runs, and what a run's sum is divided by, its rounds |A| in the average (soft:
+            bounded in the mean over runs, and what a run's sum is divided by, its rounds ``|A|`` in the average (soft:
             their weights), is random. So ``E[|A| (f(average) - f* - epsilon)] <= 0`` is promised of the objective:
-            epsilon bounds the mean gap of runs that count by |A|, not every run's and not that |A| > 0. The violation
-            is within its limit in every run whose average is defined.
+            epsilon bounds the mean gap of runs that count by ``|A|``, not every run's and not that ``|A| > 0``. The
+            violation is within its limit in every run whose average is defined.
         query: who is to answer the constraint query.
         given: the constants it was computed from.
         estimated: those of them that were measured on a sample and are no proven bounds.

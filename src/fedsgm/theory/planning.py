@@ -11,6 +11,7 @@ from fedsgm.core.compression import Identity, Layerwise, Natural, RandK
 from fedsgm.core.feedback import Chain
 from fedsgm.core.problem import Mean, Problem
 from fedsgm.core.rules import Hard, Soft
+from fedsgm.core.shared import SharedK
 from fedsgm.theory import estimates
 from fedsgm.theory.guarantees import guarantee
 
@@ -130,4 +131,5 @@ def _sampled(chosen: _Chosen, clients: int) -> bool:
 
 
 def _is_random(compressor: Any) -> bool:
-    return isinstance(compressor.compressor if isinstance(compressor, Layerwise) else compressor, (RandK, Natural))
+    each = compressor.compressor if isinstance(compressor, Layerwise) else compressor
+    return isinstance(each, (RandK, SharedK, Natural))

@@ -22,7 +22,7 @@ class Setting:
         distance: D, at least ``|w_0 - w*|``; with sampled clients, or compression and a projection, the diameter of X.
         lipschitz: G, of every f_j and g_j.
         uplink, downlink: the contractions q and q0.
-        random: whether a compressor draws (RandK, Natural), so that its contraction holds in expectation only.
+        random: whether a compressor draws (RandK, SharedK, Natural), so that its contraction holds in expectation only.
         projected: whether X is not all of R^d.
         query: who answers the constraint query: the round's ``"participants"``, as Algorithm 1 lists it, or ``"all"``
             clients, which makes the estimate exact and so independent of who is drawn for the gradients. For

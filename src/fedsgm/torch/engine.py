@@ -6,6 +6,7 @@ The participants, the batches and what compressors draw are those of the compile
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fedsgm.base.structs import as_float32, replaced, struct
 from fedsgm.core.algorithm import FedSGM, Flat
 from fedsgm.engines import checkpoint as checkpoints
 from fedsgm.engines import recording
+from fedsgm.engines.callbacks import Callback, Listeners
 from fedsgm.engines.checkpoint import Checkpoint, Saved
 from fedsgm.engines.recording import Ends, Found
 from fedsgm.results.result import Result
@@ -43,6 +45,7 @@ def simulate(
     test: Any,
     evaluate_every: int | None,
     progress: bool,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """As :func:`fedsgm.simulate`, which calls it; a run of ``several`` seeds has arrays with that axis."""
     use_compilation_cache()
@@ -62,10 +65,9 @@ def simulate(
     if checkpoint is not None:
         kept = Checkpoint(checkpoint) if isinstance(checkpoint, (str, Path)) else checkpoint
         run.keep_in(kept, settings | {"data": _digest(data), "start": checkpoints.digest(w)})
-    with Progress("FedSGM", rounds, show=progress) as bar:
-        while run.done < rounds:
-            run.advance()
-            bar.update(run.done, **recording.shown(run.history[-1], problem))
+    listeners = Listeners(callbacks, settings, problem.ranges, rounds)
+    with Progress("FedSGM", rounds, show=progress) as bar, listeners:
+        run.go_on(listeners, bar)
     ends, buffers = run.ends(), run.mean_buffers()
     values = {"train": run.values_at(ends.vectors, data)}
     if held_out is not None:
@@ -76,8 +78,9 @@ def simulate(
         return named if several else {name: array[0] for name, array in named.items()}
 
     history = checkpoints.joined(run.history)
-    result = recording.finished(history, ends, values, settings | {"rounds": rounds}, problem, unflatten)
+    result = recording.finished(history, ends, values, listeners.settings(run.done), problem, unflatten)
     recording.check_promise(result, problem)
+    listeners.finish(result)
     return result
 
 
@@ -150,20 +153,40 @@ class Run:
             self.states = checkpoints.unpack("states", saved.arrays, self.states)
             self.history.append(checkpoints.past(saved, len(self.seeds), ("objective", *self.task.task.bounds)))
 
-    def advance(self) -> None:
-        """One round of every seed."""
+    def go_on(self, listeners: Listeners, bar: Progress) -> None:
+        """To the end, or to where a callback stops it, which is the end of a run of so many rounds."""
+        if self.history:
+            listeners.tell(self.history[0])
+        while self.done < self.rounds:
+            if listeners.stopped:
+                self._save()
+                self._checkpoint = None
+                if not np.isnan(self.history[-1]["objective"][:, -1]).all():
+                    return
+                self.rounds = self.done + 1
+            listeners.tell(self.advance())
+            bar.update(self.done, **recording.shown(self.history[-1], self.task.task))
+
+    def advance(self) -> dict[str, np.ndarray]:
+        """One round of every seed, and its columns."""
         rows = []
         for i, seed in enumerate(self.seeds):
             self.states[i], row = self._round(self.states[i], seed, self.done)
             rows.append(row)
-        self.history.append({name: np.stack([row[name] for row in rows])[:, None] for name in rows[0]})
+        columns = {name: np.stack([row[name] for row in rows])[:, None] for name in rows[0]}
+        self.history.append(columns)
         self.done += 1
-        kept = self._checkpoint
-        if kept is not None and (self.done % kept.every == 0 or self.done == self.rounds):
-            self.history = [checkpoints.joined(self.history)]
-            arrays = {checkpoints.HISTORY + name: column for name, column in self.history[0].items()}
-            arrays |= checkpoints.pack("states", self.states)
-            checkpoints.save(Path(kept.directory), Saved(self.done, arrays, self._fingerprint))
+        if self._checkpoint and (self.done % self._checkpoint.every == 0 or self.done == self.rounds):
+            self._save()
+        return columns
+
+    def _save(self) -> None:
+        if self._checkpoint is None:
+            return
+        self.history = [checkpoints.joined(self.history)]
+        arrays = {checkpoints.HISTORY + name: column for name, column in self.history[0].items()}
+        arrays |= checkpoints.pack("states", self.states)
+        checkpoints.save(Path(self._checkpoint.directory), Saved(self.done, arrays, self._fingerprint))
 
     def _round(self, state: State, seed: int, t: int) -> tuple[State, dict[str, np.ndarray]]:
         algorithm, task, n, at = self.algorithm, self.task, len(self.data), (np.uint32(seed), np.int32(t))

@@ -94,7 +94,8 @@ class TorchProgram(Program):
             buffers=buffers,
             seed=seed,
         )
-        message, after = _numpy(jax_part.message(algorithm, Memory(memory.error, memory.transforms), total, at.key))
+        before, keys = Memory(memory.error, memory.transforms), (at.key, at.keys.shared)
+        message, after = _numpy(jax_part.message(algorithm, before, total, *keys))
         return message, Held(after.error, after.transforms, buffers)
 
     def evaluate(self, w: np.ndarray, data: Weighed, memory: Any = None) -> Any:

@@ -17,8 +17,9 @@ import numpy as np
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import replaced, struct
 from fedsgm.core import feedback, wire
-from fedsgm.core.algorithm import FedSGM, RoundKeys
+from fedsgm.core.algorithm import FedSGM
 from fedsgm.core.compression import Identity
+from fedsgm.core.drawing import RoundKeys
 from fedsgm.core.feedback import compressor_of
 from fedsgm.core.problem import Problem as Stated
 from fedsgm.core.quantities import Mean, Statistic
@@ -140,18 +141,27 @@ def finish(
     """The server's step along the participants' messages, their memories, and what is recorded of the round."""
     (seed, t), algorithm = at, algorithm.at(at[1])
     keys = RoundKeys.of(seed, t)
-    send = functools.partial(sent, algorithm)
-    messages, memory = jax.vmap(send)(memory, totals, jax.vmap(keys.client)(who))
-    before = decided.server.replica
-    server, broadcast = algorithm.aggregate(task, decided.server, messages, keys.server)
+
+    def send(memory: Any, total: Any, key: jax.Array) -> tuple[Any, Any]:
+        return sent(algorithm, memory, total, key, keys.shared)
+
+    earlier = memory
+    messages, memory = jax.vmap(send)(earlier, totals, jax.vmap(keys.client)(who))
+    before, seen, used = decided.server.replica, {}, messages
+    if algorithm.robust is not None:
+        doubted = decided.info.get("doubted")
+        doubted = None if doubted is None else doubted[who]
+        used, seen["rejected"] = algorithm.screened(messages, len(before), doubted)
+        memory = jax.vmap(algorithm.settled)(memory, earlier, seen["rejected"])
+    server, broadcast = algorithm.aggregate(task, decided.server, used, keys.server)
     nbytes = jax.vmap(wire.size)(messages)
-    info = recording.traffic(decided.statistics, asked, decided.direction, nbytes, broadcast, len(who))
+    info = seen | recording.traffic(decided.statistics, asked, decided.direction, nbytes, broadcast, len(who))
     return server, found.averaged(before, decided.direction.objective), memory, decided.info | info
 
 
-def sent(algorithm: FedSGM, memory: Any, total: Any, key: jax.Array) -> tuple[Any, Any]:
+def sent(algorithm: FedSGM, memory: Any, total: Any, key: jax.Array, shared: jax.Array) -> tuple[Any, Any]:
     """A client's message of the sum of its directions, and its memory."""
-    return feedback.send(algorithm.uplink, memory, total, jax.random.fold_in(key, 1))
+    return feedback.send(algorithm.uplink, memory, total, jax.random.fold_in(key, 1), shared)
 
 
 drawn_at = jax.jit(drawn)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,17 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
+from fedsgm.base.errors import FedSGMError
 from fedsgm.base.files import write_atomically
 from fedsgm.base.lock import alone
 from fedsgm.federation import job
 from fedsgm.federation.experiment import find
 from fedsgm.federation.flare.kits import OUTCOME, RESULT, STATUS, STOP
-from fedsgm.federation.flare.site import SERVER, code_folders, state_folder
+from fedsgm.federation.flare.site import SERVER, code_folders, identity, state_folder
 from fedsgm.federation.flare.transport import FlareTransport, Stopped
+from fedsgm.federation.sessions import Signed
+
+_WHY = 30.0  # seconds that a client has to say why it could not be set up
 
 
 class FedSGMController(Controller):
@@ -56,9 +62,13 @@ class FedSGMController(Controller):
         state = state_folder(fl_ctx, SERVER, self.run)
         try:
             with contextlib.closing(self.transport), alone(state):
+                sys.path.extend(code_folders(fl_ctx))
                 stated = find(self.experiment, code_folders(fl_ctx))(**self.settings)
-                self.transport.await_clients()
-                job.run(stated, self.transport, state, folder / RESULT, self.report)
+                signed = Signed(self.transport, identity(fl_ctx, "server"), self.run)
+                if failed := self.transport.await_clients():
+                    why = signed.exchange({failed[0]: b""}, _WHY)[failed[0]]
+                    raise FedSGMError(f"no client could be set up; {failed[0]}: {getattr(why, 'reason', '')}")
+                job.run(stated, signed, state, folder / RESULT, self.report)
         except Stopped as error:
             self.log_info(fl_ctx, f"{error} in round {self.report.done['round']}")
             return
@@ -69,8 +79,13 @@ class FedSGMController(Controller):
             outcome = job.outcome(None, "")
         write_atomically(folder / OUTCOME, json.dumps(outcome).encode())
 
-    def _status(self, _topic: str, _data: Any, _context: FLContext) -> dict[str, Any]:
-        return {**self.report.done, "lost": dict(self.transport.lost) if self.transport else {}}
+    def _status(self, _topic: str, data: Any, _context: FLContext) -> dict[str, Any]:
+        status = {**self.report.done, "lost": dict(self.transport.lost) if self.transport else {}}
+        if isinstance(data, dict) and isinstance(seen := data.get("seen"), int):
+            status["news"] = self.report.noted.since(seen)
+            status["asked"] = dict(self.transport.asked) if self.transport else {}
+            status["time"] = time.time()
+        return status
 
     def _stop(self, _topic: str, _data: Any, _context: FLContext) -> dict[str, Any]:
         if self.transport:

@@ -16,12 +16,14 @@ WORDS = {
     "jax": {
         "experiment": "problem, algorithm, rounds",
         "data": "how this client reads its examples",
+        "code": "experiment.py",
         "extras": "nvflare",
         "after": "",
     },
     "torch": {
         "experiment": "problem, algorithm, rounds; `model.py` beside it has the network and its loss",
         "data": "how this client reads its examples",
+        "code": "experiment.py model.py",
         "extras": "nvflare,torch",
         "after": """
 The network with the answer in it is `fedsgm.Result.load("runs/first").to_module(Net())`.
@@ -29,6 +31,7 @@ The network with the answer in it is `fedsgm.Result.load("runs/first").to_module
     },
     "table": {
         "extras": "nvflare",
+        "code": "experiment.py",
         "experiment": "target, constraints, rounds: the flags of `fedsgm federate fit`",
         "data": "where this client's table is, CSV or Parquet; as it stands, `NAME.csv` beside it",
         "after": """
@@ -63,9 +66,7 @@ def init(folder: Path, *, clients: int, server: str, port: int, kind: str = "jax
         experiment="experiment.make",
         data="data.load",
     )
-    code = folder / "job" / "app" / "custom"
-    code.mkdir()
-    write_code(code, folder, kind=kind, clients=clients)
+    write_code(folder, folder, kind=kind, clients=clients)
     for name in ("project.yml", "README.md"):
         (folder / name).write_text((_TEMPLATES / name).read_text().format(**words))
     return sorted(path for path in folder.rglob("*") if path.is_file())

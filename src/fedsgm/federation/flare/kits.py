@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ def require_flare() -> None:
         found = version("nvflare")
     except PackageNotFoundError:
         raise SettingError("a federation needs NVIDIA FLARE; install it with: pip install 'fedsgm[nvflare]'") from None
-    if found != "2.9.0":
-        raise SettingError(f"nvflare {found} is installed, but fedsgm works with 2.9.0: pip install 'fedsgm[nvflare]'")
+    if not found.startswith("2.9."):
+        raise SettingError(f"nvflare {found} is installed, but fedsgm works with 2.9: pip install 'fedsgm[nvflare]'")
 
 
 def check_run(name: str) -> None:
@@ -57,6 +56,7 @@ def project(clients: Sequence[str], *, server: str = "localhost", port: int = 80
         "builders": [
             {"path": f"{_BUILDERS}.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
             {"path": f"{_BUILDERS}.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
+            {"path": f"{_ENGINE}.builder.SiteBuilder"},
             {"path": f"{_BUILDERS}.cert.CertBuilder"},
             {"path": f"{_BUILDERS}.signature.SignatureBuilder"},
         ],
@@ -99,9 +99,8 @@ def write_job(
     experiment: str,
     data: str,
     settings: dict[str, Any] | None = None,
-    files: Iterable[Path] = (),
 ) -> Path:
-    """The folder that is submitted. ``files`` of Python travel with it to every site."""
+    """The folder that is submitted. No code is in it: the sites have what it names."""
     both = {"run": run, "experiment": experiment, "settings": settings or {}}
     control = {"path": f"{_ENGINE}.controller.FedSGMController", "args": {**both, "clients": sorted(clients)}}
     execute = {"path": f"{_ENGINE}.executor.FedSGMExecutor", "args": {**both, "data": data}}
@@ -113,9 +112,6 @@ def write_job(
     _write(folder / "meta.json", meta)
     _write(app / "config" / "config_fed_server.json", {"format_version": 2, **server, "components": []})
     _write(app / "config" / "config_fed_client.json", {"format_version": 2, **client, "components": []})
-    for file in files:
-        (app / "custom").mkdir(exist_ok=True)
-        shutil.copy(file, app / "custom")
     return folder
 
 

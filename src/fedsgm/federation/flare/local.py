@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedsgm.federation.flare import kits
@@ -25,8 +27,7 @@ class LocalFederation(Sites):
 
     def provide(self) -> None:
         self.kits = kits.provision(kits.project(self.names, server=self.server, port=self.port), self.folder)
-        for site in (self.server, *self.names):
-            self._set_up(site)
+        self._keep_jobs()
 
     def home(self, site: str) -> Path:
         return self.kits[site]
@@ -37,15 +38,16 @@ class LocalFederation(Sites):
         command += [str(self.kits[site]), "-s", f"fed_{role}.json", "--set", "secure_train=true", *more]
         return [*command, "org=fedsgm", "config_folder=config"]
 
-    def _set_up(self, site: str) -> None:
-        """Let the site run this library's part of a job without code that is sent, and keep its jobs in its kit."""
-        local = self.kits[site] / "local"
-        resources = json.loads((local / "resources.json.default").read_text())
-        resources["class_allow_list"].append("fedsgm.federation.flare.")
-        if site == self.server:
-            jobs = str(self.folder / "jobs")
-            resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self.folder / "snapshots")
-            for component in resources["components"]:
-                if component["id"] == "job_manager":
-                    component["args"]["uri_root"] = jobs
-        (local / "resources.json").write_text(json.dumps(resources))
+    def environment(self, site: str) -> Mapping[str, str]:  # noqa: ARG002 - the same for all
+        """As the script sets it that starts a kit elsewhere: few arenas, not eight for each core, hold freed memory."""
+        return {"MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "4")}
+
+    def _keep_jobs(self) -> None:
+        """In this federation's folder, and not in FLARE's own."""
+        path = self.kits[self.server] / "local" / "resources.json"
+        resources = json.loads(path.read_text())
+        resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self.folder / "snapshots")
+        for component in resources["components"]:
+            if component["id"] == "job_manager":
+                component["args"]["uri_root"] = str(self.folder / "jobs")
+        path.write_text(json.dumps(resources))

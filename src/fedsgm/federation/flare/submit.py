@@ -15,13 +15,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedsgm.base.errors import FedSGMError, SettingError
+from fedsgm.base.errors import FedSGMError, SettingError, in_a_line
 from fedsgm.base.progress import Progress
 from fedsgm.federation.flare.kits import OUTCOME, RESULT, STATUS, STOP, check_run
+from fedsgm.federation.news import Relayed
 
 _SERVER = Path("app/config/config_fed_server.json")
 _CLIENT = Path("app/config/config_fed_client.json")
-_EVERY = 0.5  # seconds between two looks at the job
+_EVERY = 0.5  # seconds between the first two looks at the job
+_SELDOM, _GROWS = 5.0, 1.3  # seconds between later ones at most, and how fast: FLARE keeps a thread of each for 65 s
 _BROKEN = 120.0  # seconds that a server which has answered before has to come back
 _SILENT = 60.0  # seconds without a word of a job, after which it is lost
 _STARTING = 600.0  # the same before its first word
@@ -100,7 +102,7 @@ class Admin:
 
     def call(self, command: str, *arguments: Any) -> Any:
         """What a command of the session gives."""
-        from nvflare.fuel.flare_api.api_spec import AuthenticationError, NoConnection, SessionClosed
+        from nvflare.fuel.flare_api.api_spec import AuthenticationError, AuthorizationError, NoConnection, SessionClosed
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
         began, waits = time.monotonic(), False
@@ -111,8 +113,16 @@ class Admin:
                         self._session = new_secure_session(self._user, str(self._kit), timeout=5.0)
                         self._seconds = _BROKEN
                 return getattr(self._session, command)(*arguments)
-            except (NoConnection, SessionClosed, AuthenticationError) as error:
-                self._close()
+            except AuthorizationError as error:  # without a word of it a job would seem to be lost
+                raise SettingError(
+                    f"the federation's server refuses {command}: {in_a_line(error)}; give the user's role that right "
+                    "in local/authorization.json of the server's kit"
+                ) from None
+            except Exception as error:
+                gone = isinstance(error, (NoConnection, SessionClosed, AuthenticationError))
+                if not gone and self._session is not None and command != "get_system_info":
+                    raise
+                self._close()  # a server that ends in the midst of a greeting is told of in many ways
                 if time.monotonic() > began + self._seconds:
                     raise FedSGMError(
                         f"the federation's server has not answered for {self._seconds:g} s; see that it runs and that "
@@ -140,6 +150,7 @@ def submit(
     show: bool = True,
     here: Path | None = None,
     tend: Callable[[], object] = lambda: None,
+    relayed: Relayed | None = None,
 ) -> Path:
     """Run a job to its end and give the folder that holds its result, as :meth:`Result.save` wrote it.
 
@@ -150,6 +161,7 @@ def submit(
         show: show progress on standard error.
         here: the server's kit, where it is on this machine: the result is then taken from there at once.
         tend: called again and again while the job runs.
+        relayed: tells callbacks of the run, as the server does.
     """
     best, idle, sent = -1, 0, 0
     back: set[str] = set()
@@ -159,7 +171,7 @@ def submit(
             number = admin.call("submit_job", str(job.folder))
             sent += 1
             try:
-                end = _follow(admin, number, bar, here / number if here else None, tend, back)
+                end = _follow(admin, number, bar, here / number if here else None, tend, back, relayed)
             except BaseException:
                 if not here:  # else the whole federation ends
                     _stop(admin, number)
@@ -206,19 +218,31 @@ def _await(admin: Admin, clients: Sequence[str], least: int, seconds: float, ten
         raise FedSGMError(f"{which} did not join within {seconds:g} s; see that it runs and can reach the server")
 
 
-def _follow(admin: Admin, number: str, bar: _Bar, own: Path | None, tend: Callable[[], object], back: set[str]) -> _End:
+def _follow(
+    admin: Admin,
+    number: str,
+    bar: _Bar,
+    own: Path | None,
+    tend: Callable[[], object],
+    back: set[str],
+    relayed: Relayed | None,
+) -> _End:
     """Follow a job until it has ended or is lost.
 
     ``own`` is its folder on the server, if it can be read from here. ``back`` has the clients that jobs were stopped
     for, because they had come back: not again for one that has taken no part since.
     """
     rounds, first, heard, began = -1, None, time.monotonic(), _server_since(admin)
+    looked, pause = heard, _EVERY
     while True:
         time.sleep(_EVERY)
         tend()
         if end := _read(own, rounds):
             return end
-        status = _status(admin, number)
+        if time.monotonic() < looked + pause:
+            continue
+        status = _status(admin, number, relayed)
+        looked, pause = time.monotonic(), _EVERY if status is None else min(_GROWS * pause, _SELDOM)
         if status is not None:
             heard = time.monotonic()
             first = status["round"] if first is None else first
@@ -239,9 +263,15 @@ def _server_since(admin: Admin) -> Any:
     return admin.call("get_system_info").server_info.start_time
 
 
-def _status(admin: Admin, number: str) -> dict[str, Any] | None:
-    found = _try(admin, "do_app_command", number, STATUS, None)
-    return found if isinstance(found, dict) and "round" in found else None
+def _status(admin: Admin, number: str, relayed: Relayed | None) -> dict[str, Any] | None:
+    wanted = None if relayed is None else {"seen": relayed.seen}
+    found = _try(admin, "do_app_command", number, STATUS, wanted)
+    if not isinstance(found, dict) or "round" not in found:
+        return None
+    if relayed is not None:
+        since = {name: found["time"] - asked for name, asked in found["asked"].items()}
+        relayed.hear(found["news"], found["lost"], since)
+    return found
 
 
 def _ended(admin: Admin, number: str) -> bool:
@@ -258,7 +288,8 @@ def _returned(admin: Admin, lost: dict[str, float]) -> set[str]:
 
 def _stop(admin: Admin, number: str) -> None:
     """End a job: the server first, so that it takes no round with the clients that FLARE has not ended yet."""
-    _try(admin, "do_app_command", number, STOP, None)
+    with contextlib.suppress(SettingError):
+        _try(admin, "do_app_command", number, STOP, None)
     _close(admin, number)
 
 

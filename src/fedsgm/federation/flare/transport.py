@@ -1,6 +1,7 @@
 """NVIDIA FLARE underneath: requests are pushed to the job's clients, and their answers come back.
 
-Messages are pushed with ``send_aux_request``, one call a client, which costs a fiftieth of FLARE's polled tasks. The
+Messages are bytes on a channel of their own, pushed from cell to cell in one frame: FLARE decodes nothing of them, and
+keeps no thread of them, as it does for 60 seconds of every message that it streams (its auxiliary messages are). The
 members of a job are fixed when it starts and a job is not resumed by FLARE: the controller keeps a checkpoint, and
 ``submit.py`` sends the job again when it was lost or a lost client has come back.
 """
@@ -13,15 +14,17 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.message import Message
 
 from fedsgm.base.errors import FedSGMError
-from fedsgm.federation.protocol import Failure, one_line
+from fedsgm.federation.protocol import Failure
 
-ASK, LOOK = "fedsgm.ask", "fedsgm.look"  # topics between server and clients
+CHANNEL, ASK, LOOK = "fedsgm", "ask", "look"  # between server and clients
+_GONE = (ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)
 _LOOK_EVERY = 3.0  # seconds between looks at clients that have not answered yet
 _JOIN = 60.0  # seconds that a client's part of the job has to start
 _LOAD = 600.0  # seconds that the clients have to load their data
@@ -34,7 +37,8 @@ class Stopped(FedSGMError):
 class FlareTransport:
     """Carries requests to the job's clients; what a client does not answer becomes a failure, never an exception.
 
-    ``lost`` has the clients that are not in the job or do not answer, and since when. Nobody waits for them.
+    ``lost`` has the clients that are not in the job or do not answer, and since when. Nobody waits for them. ``asked``
+    has those whose answer is waited for, and since when.
     """
 
     def __init__(self, names: Sequence[str], context: FLContext, abort: Signal) -> None:
@@ -45,9 +49,12 @@ class FlareTransport:
         self._parent = os.getppid()
         self._pool = ThreadPoolExecutor(4 * len(names), "fedsgm")
         self._probes: dict[str, Future[str]] = {}
+        self.asked: dict[str, float] = {}
         self.stop = threading.Event()
-        here = {client.name for client in self._engine.get_clients()}
-        self.lost = {name: time.time() for name in names if name not in here}
+        job = context.get_job_id()
+        cells = {client.name: client.get_fqcn() for client in self._engine.get_clients()}
+        self._cells = {name: FQCN.join([cells[name], job]) for name in names if name in cells}
+        self.lost = {name: time.time() for name in names if name not in cells}
 
     def clients(self) -> Sequence[str]:
         return self._names
@@ -62,6 +69,7 @@ class FlareTransport:
             if name in self.lost:
                 replies[name] = Failure("it left the job")
             else:
+                self.asked[name] = time.time()
                 waiting[name] = self._pool.submit(self._ask, name, request, seconds)
         missed = dict.fromkeys(waiting, 0)
         while waiting:
@@ -76,11 +84,11 @@ class FlareTransport:
                     del waiting[name]
         return replies
 
-    def await_clients(self) -> None:
-        """Wait until every client has loaded its data, cannot, or is gone."""
+    def await_clients(self) -> list[str]:
+        """Wait until every client has loaded its data, cannot, or is gone; those that cannot, if nobody can."""
         began = time.monotonic()
         heard = {name: began for name in self._names if name not in self.lost}
-        failed: dict[str, str] = {}
+        failed: list[str] = []
         while heard:
             self._check()
             for name, status in self._look(heard).items():
@@ -89,14 +97,12 @@ class FlareTransport:
                     heard[name] = now
                 if now - heard[name] > _JOIN or now - began > _LOAD:
                     self._lose(name)
-                elif status not in ("", "starting", "ready"):
-                    failed[name] = status
+                elif status == "failed":
+                    failed.append(name)
                 if status == "ready" or name in self.lost or name in failed:
                     del heard[name]
             time.sleep(0.1)
-        if failed and not set(self._names) - set(self.lost) - set(failed):
-            name = min(failed)
-            raise FedSGMError(f"no client could be set up; {name}: {failed[name]}")
+        return [] if set(self._names) - set(self.lost) - set(failed) else sorted(failed)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -117,28 +123,41 @@ class FlareTransport:
 
     def _lose(self, name: str) -> Failure:
         self.lost[name] = time.time()
+        self.asked.pop(name, None)
         self._probes.pop(name, None)
         return Failure("it was lost")
 
     def _status(self, name: str) -> str:
-        return one_line(str(self._send(name, LOOK, b"", _LOOK_EVERY).get("status", "")))
+        """Whether it is there: ready, starting or failed; nothing else that it may say is heard."""
+        reply = self._send(name, LOOK, b"", _LOOK_EVERY)
+        words = {b"ready": "ready", b"starting": "starting", b"failed": "failed"}
+        return words.get(reply, "") if isinstance(reply, bytes) else ""
 
     def _ask(self, name: str, request: bytes, seconds: float) -> bytes | Failure:
         reply = self._send(name, ASK, request, seconds)
-        code = reply.get_return_code()
-        answer = reply.get("bytes")
-        if code == ReturnCode.OK and isinstance(answer, bytes):
-            return answer
-        if code == ReturnCode.COMMUNICATION_ERROR:
+        self.asked.pop(name, None)
+        if isinstance(reply, bytes):
+            return reply
+        if reply in _GONE:
             return self._lose(name)
-        if code == ReturnCode.TIMEOUT:
+        if reply == ReturnCode.TIMEOUT:
             return Failure(f"no answer in {seconds:g} s")
-        return Failure(one_line(str(reply.get("reason") or f"its part of the job failed ({code})")))
+        return Failure("its part of the job failed; its log says more")
 
-    def _send(self, name: str, topic: str, data: bytes, seconds: float) -> Shareable:
-        message = Shareable({"bytes": data, "seconds": seconds})
-        replies = self._engine.send_aux_request([name], topic, message, seconds, self._context, optional=True)
-        return (replies or {}).get(name) or make_reply(ReturnCode.COMMUNICATION_ERROR)
+    def _send(self, name: str, topic: str, data: bytes, seconds: float) -> bytes | str:
+        """The answer's bytes, or what the engine says of it."""
+        if name not in self._cells:
+            return ReturnCode.COMM_ERROR
+        cell = self._engine.get_cell().core_cell
+        message, to = Message(payload=data), self._cells[name]
+        reply = cell.send_request(
+            channel=CHANNEL, target=to, topic=topic, request=message, timeout=seconds, optional=True
+        )
+        code = reply.get_header(MessageHeaderKey.RETURN_CODE, ReturnCode.OK)
+        if code != ReturnCode.OK:
+            return str(code)
+        answer = reply.payload
+        return bytes(answer) if isinstance(answer, bytes | bytearray | memoryview) else ReturnCode.PROCESS_EXCEPTION
 
     def _check(self) -> None:
         """Stop when FLARE wants it, when the submitter does, and when the process that started this one is gone."""

@@ -19,6 +19,7 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on any system: Ray, in a simulation, listens on 127.0.0.1 alone
 }
 """No telemetry, no look for updates, no installation at run time: what a user has set in the environment wins."""
 _HERE = Path(__file__).parent

@@ -9,6 +9,9 @@ from fedsgm.federation.flare import deploy, kits
 from fedsgm.federation.flower import apps
 
 _README = Path(__file__).parent / "deployment" / "README.md"
+_TABLES = """No table travels with the app: first let `data.py` say which folder of this machine they are in, and
+`experiment.py` what to fit.
+"""
 _THERE, _HERE = "in its kit, as local/custom/data.py.", "in the folder that its node is told of."
 
 
@@ -23,6 +26,7 @@ def init(folder: Path, *, clients: int, server: str, port: int, kind: str = "jax
         apps.write_app(folder, run="first", clients=names, experiment="experiment.make", data="data.load", files=files)
     words = {
         **deploy.WORDS[kind],
+        "after": deploy.WORDS[kind]["after"].replace("runs/first", ".fedsgm/server/first/result"),
         "server": server,
         "port": port,
         "count": clients,
@@ -30,6 +34,7 @@ def init(folder: Path, *, clients: int, server: str, port: int, kind: str = "jax
         "names": ", ".join(names),
         "version": apps.VERSION,
         "extras": "flower,torch" if kind == "torch" else "flower",
+        "simulation": _TABLES if kind == "table" else "",
     }
     (folder / "README.md").write_text(_README.read_text().format(**words))
     return sorted(path for path in folder.rglob("*") if path.is_file())

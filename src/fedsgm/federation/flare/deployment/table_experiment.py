@@ -1,4 +1,4 @@
-"""What the federation fits. This file travels with the job: the server and every client read the same one."""
+"""What the federation fits. It is the same file at the server and at every client."""
 
 from fedsgm.cli.federate_fit import experiment
 

@@ -1,4 +1,4 @@
-"""What the federation runs. This file travels with the job: the server and every client read the same one."""
+"""What the federation runs. It is the same file at the server and at every client."""
 
 import torch
 from model import Net, loss

@@ -1,4 +1,4 @@
-"""The model and its loss. This file travels with the job: the server and every client read the same one."""
+"""The model and its loss. It is the same file at the server and at every client."""
 
 import torch
 from torch import nn

@@ -1,0 +1,1 @@
+"""The benchmark of constrained federated learning: problems with natural clients, rivals tuned alike, one page."""
