@@ -44,7 +44,7 @@ docs: .venv/.docs
 	@echo "The site: build/site/index.html"
 
 # Each prints ratios measured side by side; make bench QUICK=--quick takes fewer repetitions.
-BENCHMARKS := neyman_pearson networks large_models peers scaling cartpole wire topk fit_speed unequal torch_loop offload compile_time federation flower private_adult robust secure
+BENCHMARKS := neyman_pearson networks large_models peers scaling cartpole wire topk fit_speed unequal torch_loop offload compile_time federation flower private_adult robust secure watch
 
 bench: .venv/.dev
 	for name in $(BENCHMARKS); do echo "\n== $$name"; $(BIN)/python benchmarks/$$name.py $(QUICK) || exit 1; done

@@ -54,13 +54,17 @@ def seconds(rounds: int, watched: bool) -> float:
 
 
 def ask(address: str, over: threading.Event) -> None:
-    last = time.process_time()
+    """As a browser does: the page once, and every second what is new since the version that it has."""
+    with urllib.request.urlopen(address) as answer:
+        answer.read()
+    last, seen = time.process_time(), -1
     while not over.wait(0.5):
         if time.process_time() < last + 1:
             continue
         last = time.process_time()
-        with urllib.request.urlopen(f"{address}state") as answer:
-            answer.read()
+        with urllib.request.urlopen(f"{address}state?seen={seen}") as answer:
+            if answer.status == 200:
+                seen = json.load(answer)["version"]
 
 
 def killed(rounds: int) -> float:

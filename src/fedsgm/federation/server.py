@@ -57,6 +57,21 @@ def federate(
     round used (``answered``) and how many clients the true values are of (``evaluated``); ``settings["federation"]``
     has each client's account.
 
+    >>> import tempfile
+    >>> import fedsgm as fs
+    >>> from fedsgm.federation import Program
+    >>> from fedsgm.federation.inprocess import InProcess
+    >>> clients = fs.split({"a": np.arange(8, dtype=np.float32)}, clients=4)
+    >>> size = fs.Mean(lambda w, example: w, name="size")
+    >>> problem = fs.Problem(lambda w, example: (w - example["a"]) ** 2, [size <= 2.0])
+    >>> algorithm, start = fs.FedSGM(0.1), np.float32(0)
+    >>> with tempfile.TemporaryDirectory() as folder:  # clients in this process, in place of sites
+    ...     transport = InProcess.of(Program.of(algorithm, problem, start), clients, folder)
+    ...     result = fs.federate(algorithm, problem, transport, start, rounds=20, progress=False)
+    >>> same = fs.simulate(algorithm, problem, clients, start, rounds=20, progress=False)
+    >>> bool(np.isclose(result.last, same.last)), int(result.history["answered"].sum())
+    (True, 80)
+
     Args:
         params, rounds, seed, evaluate_every: as for :func:`simulate`, but the last is every round unless told.
         test: held-out examples on the server, measured at the end; or ``"clients"``, the examples that the clients

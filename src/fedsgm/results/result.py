@@ -28,6 +28,17 @@ class Result:
     """A finished run, as :func:`fedsgm.simulate` and :func:`fedsgm.federate` give it; ``print(result.verdict())``
     says first whether its answer is within every bound, and ``Result.load(folder)`` reads one that was saved.
 
+    >>> import fedsgm as fs
+    >>> clients = fs.split({"a": np.arange(8, dtype=np.float32)}, clients=4)
+    >>> problem = fs.Problem(
+    ...     lambda w, example: (w - example["a"]) ** 2, [fs.Mean(lambda w, example: w, name="size") <= 2.0]
+    ... )
+    >>> result = fs.simulate(fs.FedSGM(0.1), problem, clients, np.float32(0), rounds=50, progress=False)
+    >>> print(result.verdict().partition(" is within")[0])
+    FEASIBLE: the answer (round 49)
+    >>> bool(result.value("train", "size", "answer") <= 2.0), result.history["size"].shape
+    (True, (1, 50))
+
     Attributes:
         history: arrays of shape [seeds, rounds, ...]. Row t has the participants' ``estimate`` and ``violation``
             at the round's start, on which it decided, and the true ``objective`` and constraints, by name, of
