@@ -1,5 +1,9 @@
-"""What the test of a secure federation runs: Neyman-Pearson on five clients, one of which ends its process at first."""
+"""What the test of a secure federation runs: Neyman-Pearson on five clients, one of which ends its process at first.
 
+And the same with differential privacy of examples, in which nobody leaves.
+"""
+
+import dataclasses
 import os
 from pathlib import Path
 
@@ -36,6 +40,22 @@ PROBLEM = fs.Problem(
 def make(rounds, secure=True, **_):
     _, _, params = task.load(clients=CLIENTS)
     return Experiment(ALGORITHM, PROBLEM, params, rounds, timeout=120.0, secure=secure)
+
+
+PRIVACY = fs.Privacy(
+    epsilon=8.0,
+    delta=1e-3,
+    rounds=2,
+    clip=1.0,
+    ranges={"objective": (0.0, 3.0), "minority": (0.0, 3.0)},
+    secret=7,  # noise that can be drawn again
+)
+
+
+def make_private(rounds, **_):
+    stated = make(rounds)
+    algorithm = dataclasses.replace(ALGORITHM, rule=fs.Adaptive(0.5), privacy=PRIVACY)
+    return dataclasses.replace(stated, algorithm=algorithm)
 
 
 def load(name, folder, **_):
