@@ -158,9 +158,13 @@ def _line(found: Found, name: str, *places: ranking.Estimate | None) -> list[str
         _never(ranking.median([row.get("lasting_round") for row in rows]), name, found),
         _never(ranking.median([row.get("lasting_bytes") for row in rows]) / 1e6, name, found),
         percent(ranking.mean(rows, lambda row: row.get("rounds_within"))),
-        number(ranking.mean(rows, lambda row: row.get("train worst client"))),
+        number(ranking.median(_known(rows, "train worst client"))),
         number(ranking.mean(rows, lambda row: row["seconds"])),
     ]
+
+
+def _known(rows: Sequence[Row], name: str) -> list[float]:
+    return [row[name] for row in rows if row.get(name) is not None and math.isfinite(row[name])]
 
 
 def _never(value: float, name: str, found: Found) -> str:

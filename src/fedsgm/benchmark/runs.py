@@ -196,13 +196,16 @@ def again(row: Row, quick: bool, files: tuple[str, ...]) -> Row:
 
 
 def differences(row: Row, new: Row) -> list[str]:
-    """The columns of two rows that have other values; how long a run takes is another each time."""
+    """The columns of two rows that have other values; how long a run takes is another each time.
+
+    That other code of the package made a row is no difference where it comes to the same numbers.
+    """
 
     def told(value: Any) -> Any:
         return None if value is None or value != value else value
 
-    names = dict.fromkeys([*row, *new])
-    return [name for name in names if name != "seconds" and told(row.get(name)) != told(new.get(name))]
+    names = [name for name in dict.fromkeys([*row, *new]) if name not in ("seconds", "code")]
+    return [name for name in names if told(row.get(name)) != told(new.get(name))]
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:

@@ -61,7 +61,7 @@ intervals by a bootstrap of clusters, a cluster \
 being all bounds of one split of one problem. *Above the best* is the median of the objective's distance from \
 the best feasible one, as a share of it, a run past the bound counting as infinitely far. *Lasting* is the \
 median round, and what all clients and the server had sent by then, from which on {lasting} of the measured \
-rounds are within the bound; *never* where half of the runs have none. *Worst client* is the mean over runs of \
+rounds are within the bound; *never* where half of the runs have none. *Worst client* is the median over runs of \
 the largest objective that a client has. Those without a place see all data, or keep no bound. \
 Splits of one problem share rows, so that intervals are too narrow if anything."""
 
