@@ -166,9 +166,9 @@ MANY = {"cli/setups.py:cartpole", "cli/fit.py:_own", "engines/simulate.py:simula
 MANY |= {"tables/dealing.py:prepare", "tables/estimator.py:__init__", "torch/engine.py:simulate"}
 
 
-# Over the length: in core and simulate by docstrings with mathematics and examples; the others are to be cut.
+# Over the length: in core by docstrings with mathematics and examples; the others are to be cut.
 LONG = {"core/algorithm.py", "core/problem.py", "core/quantities.py", "core/rules.py", "engines/recording.py"}
-LONG |= {"engines/rounds.py", "engines/simulate.py:simulate", "federation/flare/submit.py", "federation/run.py"}
+LONG |= {"engines/rounds.py", "federation/flare/submit.py", "federation/run.py"}
 
 
 def test_no_file_or_function_is_long():
@@ -181,9 +181,10 @@ def test_no_file_or_function_is_long():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 given = node.args
-                if node.end_lineno - node.lineno >= 80:
+                words = len((ast.get_docstring(node) or "").splitlines())
+                if node.end_lineno - node.lineno - words >= 80:
                     long.add(f"{name}:{node.name}")
                 if len(given.args) + len(given.posonlyargs) + len(given.kwonlyargs) > 10:
                     found.add(f"{name}:{node.name}")
     assert found == MANY
-    assert long == LONG, "more than 350 lines, or a function of more than 80"
+    assert long == LONG, "more than 350 lines, or a function of more than 80 beside its docstring"
