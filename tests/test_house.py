@@ -97,7 +97,7 @@ VOCABULARY = (
 )
 SIMULATED = {
     *("core/algorithm.py", "core/compression.py", "core/feedback.py", "core/problem.py", "core/rules.py"),
-    *("engines/recording.py", "engines/rounds.py"),
+    *("core/walk.py", "engines/recording.py", "engines/rounds.py"),
 }
 FEDERATED = {
     *(SIMULATED - {"engines/rounds.py"}),
@@ -132,15 +132,15 @@ def files_of(monkeypatch, name, call):
     return {file for file in seen if not file.startswith(VOCABULARY)}
 
 
-def test_seven_files_to_a_simulated_round(monkeypatch):
+def test_eight_files_to_a_simulated_round(monkeypatch):
     def run():
         fs.simulate(ALGORITHM, PROBLEM, CLIENTS, PARAMS, rounds=1, progress=False, debug=True)
 
     assert files_of(monkeypatch, "fedsgm.engines.rounds:one_round", run) == SIMULATED
-    assert len(SIMULATED) == 7
+    assert len(SIMULATED) == 8
 
 
-def test_fourteen_files_to_a_federated_one(monkeypatch, tmp_path):
+def test_fifteen_files_to_a_federated_one(monkeypatch, tmp_path):
     monkeypatch.setattr("os.fsync", lambda _: None)
     top = fs.TopK(0.2)  # of its own: what is compiled already would not be seen
     program = Program.of(fs.FedSGM(0.1, 2, 3, fs.Soft(30.0), uplink=top, downlink=top), PROBLEM, PARAMS)
@@ -152,7 +152,7 @@ def test_fourteen_files_to_a_federated_one(monkeypatch, tmp_path):
         )
 
     assert files_of(monkeypatch, "fedsgm.federation.run/Run:step", run) == FEDERATED
-    assert len(FEDERATED) == 14
+    assert len(FEDERATED) == 15
 
 
 def test_contributing_names_the_files_to_a_round():

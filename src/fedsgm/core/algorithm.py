@@ -34,6 +34,7 @@ from fedsgm.core.robust import Robust, believed, check_participants
 from fedsgm.core.rules import Direction, Hard, Measured, Rule, check_rule, margin_of
 from fedsgm.core.settings import check_settings, check_task
 from fedsgm.core.task import Task
+from fedsgm.core.walk import walk
 
 if TYPE_CHECKING:
     import optax
@@ -301,17 +302,17 @@ class FedSGM:
         Where clients count by their rows, a large one's directions are longer, its local steps are not: it walks its
         own data as any other, and its message counts more.
         """
-        share, layout = task.task.share(direction, kept), task.layout
-        start = layout.split(layout.unflatten(w))
+        share = task.task.share(direction, kept)
+
+        def follow(params: Any, key: jax.Array) -> Any:
+            return task.task.direction(params, direction, data, kept, key, batch_size=self.batch_size)
+
+        path = walk(task.layout, w, follow, self.local_steps)
 
         def step(tau: jax.Array, total: Any) -> Any:
-            at = layout.joined(jax.tree.map(lambda w, total: w - self.eta * total / share, start, total))
-            drawn = jax.random.fold_in(key, 2 + tau)
-            more = task.task.direction(at, direction, data, kept, drawn, batch_size=self.batch_size)
-            return jax.tree.map(jnp.add, total, layout.split(more))
+            return path.after(total, self.eta, share, jax.random.fold_in(key, 2 + tau))
 
-        total = jax.lax.fori_loop(0, self.local_steps, step, jax.tree.map(jnp.zeros_like, start))
-        update = layout.flatten(layout.joined(total))
+        update = path.update(jax.lax.fori_loop(0, self.local_steps, step, path.nothing))
         return feedback.send(self.uplink, memory, update, jax.random.fold_in(key, 1), shared, feedback.longest(self))
 
     def summed(self, total: Summed, messages: Message) -> Summed:
