@@ -1,10 +1,10 @@
-"""What does secure aggregation cost? Seconds, exchanges and bytes of a round, beside the plain run.
+"""What do secure aggregation and differential privacy cost? Seconds, exchanges and bytes of a round, beside plain ones.
 
     make bench
     python benchmarks/secure.py [--quick]
 
-Both have the same compressor. First in one process, with clients that do next to nothing, so that what is measured is
-keys, masks, shares and frames. Then real processes over NVIDIA FLARE, five clients, d = 31.
+All have the same compressor. First in one process, with clients that do next to nothing, so that what is measured is
+keys, masks, shares, noise and frames. Then real processes over NVIDIA FLARE, five clients, d = 31.
 """
 
 from __future__ import annotations
@@ -25,6 +25,15 @@ from fedsgm.federation import Experiment, Program, federate
 from fedsgm.federation.inprocess import InProcess
 
 SIZES = ((5, 1_000), (5, 100_000), (20, 1_000))
+RANGES = {"objective": (0.0, 4.0), "size": (0.0, 4.0)}
+WAYS = {
+    "plain": (False, None),
+    "secure": (True, None),
+    "private examples": (False, "example"),
+    "private clients": (False, "client"),
+    "secure, private clients": (True, "client"),
+}
+"""Whether the server sees sums alone, and what noise hides."""
 
 
 def loss(params, example):
@@ -39,8 +48,11 @@ def problem() -> fs.Problem:
     return fs.Problem(loss, [fs.Mean(size, name="size") <= 0.1])
 
 
-def algorithm(share: float = 1.0) -> fs.FedSGM:
-    return fs.FedSGM(step_size=0.3, rule=fs.Hard(), uplink=fs.SharedK(share))
+def algorithm(share: float = 1.0, hides: str | None = None, rounds: int = 1) -> fs.FedSGM:
+    privacy = None
+    if hides is not None:
+        privacy = fs.Privacy(epsilon=8.0, delta=1e-3, rounds=rounds, clip=1.0, ranges=RANGES, unit=hides)
+    return fs.FedSGM(step_size=0.3, rule=fs.Hard(), uplink=fs.SharedK(share, reach=64.0, bits=20), privacy=privacy)
 
 
 def make(rounds: int, secure: bool, **_) -> Experiment:
@@ -79,11 +91,11 @@ class Counting(InProcess):
         return super().exchange(requests, seconds)
 
 
-def together(clients: int, d: int, rounds: int, secure: bool) -> Cost:
+def together(clients: int, d: int, rounds: int, secure: bool, hides: str | None) -> Cost:
     """The rounds after the first two, in one process."""
     rng, start = np.random.default_rng(0), np.zeros(d, np.float32)
     shares = [{"x": rng.normal(size=(1, d)).astype(np.float32)} for _ in range(clients)]
-    made = algorithm()
+    made = algorithm(hides=hides, rounds=rounds)
     with tempfile.TemporaryDirectory() as folder:
         transport = Counting.of(Program.of(made, problem(), start), shares, folder, secure=secure)
         settings = {"rounds": rounds, "evaluate_every": 0, "progress": False, "secure": secure}
@@ -141,10 +153,10 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; Python {platform.python_version()}")
     print("In one process, a round of all clients and the server: CPU seconds, exchanges, kB up and down")
     for clients, d in SIZES:
-        costs = [together(clients, d, 6 if quick else 12, secure) for secure in (False, True)]
-        for name, cost in zip(("plain", "secure"), costs, strict=True):
+        for name, way in WAYS.items():
+            cost = together(clients, d, 6 if quick else 12, *way)
             print(
-                f"  {clients:3} clients, {d:7,} entries, {name:6} {cost.seconds:8.4f} s {cost.exchanges:3.0f} "
+                f"  {clients:3} clients, {d:7,} entries, {name:23} {cost.seconds:8.4f} s {cost.exchanges:3.0f} "
                 f"{cost.up / 1e3:9.1f} kB {cost.down / 1e3:9.1f} kB"
             )
     if quick:

@@ -91,7 +91,7 @@ def all_steps(follow, params, steps=STEPS, share=1.0):
     path = walks.walk(layout, jnp.asarray(layout.flatten(params)), follow, steps)
     total = path.nothing
     for tau in range(steps):
-        total = path.after(total, ETA, share, jax.random.fold_in(KEY, tau))
+        total = path.after(tau, total, ETA, share, jax.random.fold_in(KEY, tau))
     return layout.unflatten(np.asarray(path.update(total))), path
 
 
@@ -166,15 +166,15 @@ def operations(x, steps):
 
     def whole(w, x, total):
         path = path_from(w, x)
-        for _ in range(steps):
-            total = path.after(total, ETA, 1.0, KEY)
+        for tau in range(steps):
+            total = path.after(jnp.int32(tau), total, ETA, 1.0, KEY)
         return path.update(total)
 
     w = jnp.asarray(layout.flatten(PARAMS))
     return jax.jit(whole).lower(w, x, path_from(w, x).nothing).compile().cost_analysis()["flops"]
 
 
-@pytest.mark.parametrize("rows", [2, 12, 60, 80, 120, 400])
+@pytest.mark.parametrize("rows", [2, 12, 50, 80, 150, 400])
 @pytest.mark.parametrize("steps", [2, 5])
 def test_the_way_with_fewer_operations_is_taken(rows, steps, monkeypatch):
     x = RNG.normal(size=(rows, FEATURES)).astype(np.float32)

@@ -310,7 +310,7 @@ class FedSGM:
         path = walk(task.layout, w, follow, self.local_steps)
 
         def step(tau: jax.Array, total: Any) -> Any:
-            return path.after(total, self.eta, share, jax.random.fold_in(key, 2 + tau))
+            return path.after(tau, total, self.eta, share, jax.random.fold_in(key, 2 + tau))
 
         update = path.update(jax.lax.fori_loop(0, self.local_steps, step, path.nothing))
         return feedback.send(self.uplink, memory, update, jax.random.fold_in(key, 1), shared, feedback.longest(self))

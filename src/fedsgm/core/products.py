@@ -29,7 +29,7 @@ class Product(NamedTuple):
         """Whether rows' products with each other are less work than those with the matrix, in so many steps."""
         features, others = _shape(self.rows)[self.axis], _shape(self.out)[-1 if self.last else 0]
         rows = math.prod(_shape(self.rows)) // features
-        on_rows = 2 * rows * features * others + rows * rows * (features + steps * others)
+        on_rows = 2 * rows * features * others + rows * rows * (features + (steps - 1) * others)
         return on_rows <= 2 * steps * rows * features * others
 
     def flat(self, rows: jax.Array) -> jax.Array:

@@ -49,8 +49,8 @@ class Walk:
         """The sum before the first step."""
         return jax.tree.map(jnp.zeros_like, self.start)
 
-    def after(self, total: list[Any], eta: Any, share: Any, key: jax.Array) -> list[Any]:
-        """The sum, with the direction where it leads by steps of ``eta / share``."""
+    def after(self, tau: jax.Array, total: list[Any], eta: Any, share: Any, key: jax.Array) -> list[Any]:
+        """The sum of the first ``tau`` directions, with the one where they lead by steps of ``eta / share``."""
         at = jax.tree.map(lambda w, total: w - eta * total / share, self.start, total)
         return jax.tree.map(jnp.add, total, self.direction_at(at, key))
 
@@ -80,9 +80,12 @@ class OnRows(Walk):
     def nothing(self) -> list[Any]:
         return [jnp.zeros_like(self.first.get(leaf, w)) for leaf, w in enumerate(self.start)]
 
-    def after(self, total: list[Any], eta: Any, share: Any, key: jax.Array) -> list[Any]:
+    def after(self, tau: jax.Array, total: list[Any], eta: Any, share: Any, key: jax.Array) -> list[Any]:
+        def moved() -> dict[int, jax.Array]:
+            return {i: first - eta * (self.squares[i] @ total[i]) / share for i, first in self.first.items()}
+
+        outs = jax.lax.cond(tau > 0, moved, lambda: self.first)
         at = [w if i in self.products else w - eta * total[i] / share for i, w in enumerate(self.start)]
-        outs = {i: self.first[i] - eta * (self.squares[i] @ total[i]) / share for i in self.products}
         more = self.rest(*at, key, *(product.out_of(outs[i]) for i, product in self.products.items()))
         own = [self.products[i].of_out(a) if i in self.products else a for i, a in enumerate(more)]
         return jax.tree.map(jnp.add, total, own)
