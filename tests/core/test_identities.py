@@ -105,7 +105,9 @@ def by_hand(algorithm, problem, clients, w0, rounds, seed=0):
     memories = [jax.tree.map(jnp.asarray, algorithm.init_memory(layout.size)) for _ in range(n)]
     measure = jax.jit(lambda w, data, key: algorithm.measure(task, w, data, key))
     update = jax.jit(
-        lambda w, direction, data, memory, key: algorithm.local_update(task, w, direction, data, None, memory, key)
+        lambda w, direction, data, memory, key: algorithm.local_update(
+            task, task.layout.apart(w), direction, data, None, memory, key
+        )
     )
     for t in range(rounds):
         keys = RoundKeys.of(jnp.uint32(seed), jnp.int32(t))

@@ -88,7 +88,7 @@ def signs_of_rows(params, _key):
 def all_steps(follow, params, steps=STEPS, share=1.0):
     """The sum of directions, and the walk that it was found on."""
     layout = Layout.of(params)
-    path = walks.walk(layout, jnp.asarray(layout.flatten(params)), follow, steps)
+    path = walks.walk(layout, layout.apart(jnp.asarray(layout.flatten(params))), follow, steps)
     total = path.nothing
     for tau in range(steps):
         total = path.after(tau, total, ETA, share, jax.random.fold_in(KEY, tau))
@@ -162,7 +162,7 @@ def operations(x, steps):
         def follow(params, _key):
             return jax.grad(lambda params: jnp.sum(jax.vmap(network, (None, 0, None))(params, x, 1.0)))(params)
 
-        return walks.walk(layout, w, follow, steps)
+        return walks.walk(layout, layout.apart(w), follow, steps)
 
     def whole(w, x, total):
         path = path_from(w, x)

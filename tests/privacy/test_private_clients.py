@@ -94,7 +94,9 @@ def released(task, algorithm, data, key):
     statistics, kept = jax.vmap(lambda d, k: algorithm.measure(task, w, d, k))(data, keys)
     server = algorithm.init(task, w, 3)
     direction, server, measured = algorithm.decide(task, server, statistics, jnp.arange(3), 3, key)
-    update = jax.vmap(lambda d, kept, k: algorithm.local_update(task, w, direction, d, kept, Memory(None), k))
+    update = jax.vmap(
+        lambda d, kept, k: algorithm.local_update(task, task.layout.apart(w), direction, d, kept, Memory(None), k)
+    )
     server, _ = algorithm.aggregate(task, server, update(data, kept, keys)[0], key)
     values = [summarised(task, at, jax.vmap(lambda d, at=at: task.evaluate(at, d))(data))[0] for at in (w, 2 * w)]
     ends = [each[name] for each in values for name in ("objective", "value", "sums")]

@@ -82,6 +82,14 @@ class Layout:
         """The pytree again."""
         return jax.tree.unflatten(self.structure, parts) if self.matrices >= LARGE else self.unflatten(parts[0])
 
+    def apart(self, vector: Any) -> list[Any]:
+        """What :meth:`split` gives, of the vector."""
+        return self.split(self.unflatten(vector))
+
+    def together(self, parts: list[Any]) -> Any:
+        """The vector again."""
+        return self.flatten(self.joined(parts))
+
     def rows(self, params: Any) -> np.ndarray:
         """[k, d] in float64, of parameters with a leading axis of k, or of one without."""
         leaves = self.structure.flatten_up_to(params)

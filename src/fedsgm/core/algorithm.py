@@ -289,7 +289,7 @@ class FedSGM:
     def local_update(
         self,
         task: Flat,
-        w: jax.Array,
+        w: list[Any],
         direction: Direction,
         data: Any,
         kept: Any,
@@ -300,7 +300,7 @@ class FedSGM:
         """Client: E local steps from w_t, then the compressed sum of their directions (lines 6-27).
 
         Where clients count by their rows, a large one's directions are longer, its local steps are not: it walks its
-        own data as any other, and its message counts more.
+        own data as any other, and its message counts more. w_t is taken apart, once for all clients.
         """
         share = task.task.share(direction, kept)
 

@@ -128,7 +128,7 @@ class Algorithm(Protocol):
     def local_update(
         self,
         task: Flat,
-        w: jax.Array,
+        w: list[Any],
         direction: Direction,
         data: Any,
         kept: Any,
@@ -136,7 +136,7 @@ class Algorithm(Protocol):
         key: jax.Array,
         shared: jax.Array | None = None,
     ) -> tuple[Message, Any]:
-        """``key`` is the client's own, ``shared`` the same for all clients of a round."""
+        """``w`` is what the layout takes apart; ``key`` the client's own, ``shared`` the same for all in a round."""
         ...
 
     def aggregate(self, task: Flat, server: Any, messages: Message, key: jax.Array) -> tuple[Any, Message]:

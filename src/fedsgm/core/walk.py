@@ -24,8 +24,8 @@ Direction = Callable[[Any, jax.Array], Any]
 """A local step's, of parameters and a key."""
 
 
-def walk(layout: Layout, w: jax.Array, direction: Direction, steps: int) -> Walk:
-    """From w, in the way in which so many local steps are the least work."""
+def walk(layout: Layout, w: list[Any], direction: Direction, steps: int) -> Walk:
+    """From w, taken apart, in the way in which so many local steps are the least work."""
     plain = Walk(layout, w, direction)
     if steps == 1 or layout.matrices < LARGE:
         return plain
@@ -37,9 +37,8 @@ def walk(layout: Layout, w: jax.Array, direction: Direction, steps: int) -> Walk
 class Walk:
     """Steps on every array of a large model, or on the vector of a small one. Their directions are added up."""
 
-    def __init__(self, layout: Layout, w: jax.Array, direction: Direction) -> None:
-        self.layout, self.direction = layout, direction
-        self.start = layout.split(layout.unflatten(w))
+    def __init__(self, layout: Layout, w: list[Any], direction: Direction) -> None:
+        self.layout, self.start, self.direction = layout, w, direction
 
     def direction_at(self, parts: list[Any], key: jax.Array) -> list[Any]:
         return self.layout.split(self.direction(self.layout.joined(parts), key))
@@ -56,7 +55,7 @@ class Walk:
 
     def update(self, total: list[Any]) -> jax.Array:
         """The sum as a vector."""
-        return self.layout.flatten(self.layout.joined(total))
+        return self.layout.together(total)
 
 
 class OnRows(Walk):

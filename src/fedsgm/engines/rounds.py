@@ -223,8 +223,10 @@ def one_round(
     direction, server, measured = algorithm.decide(task, server, statistics, asked.who, program.n, draw.server)
     info = {"participants": work.who} | recording.decided(algorithm, server, direction, measured)
 
+    apart = task.layout.apart(w)  # once for all: a client after another would copy it
+
     def local_update(data: Any, memory: Any, kept: Any, key: jax.Array) -> Any:
-        return algorithm.local_update(task, w, direction, data, kept, memory, key, draw.shared)
+        return algorithm.local_update(task, apart, direction, data, kept, memory, key, draw.shared)
 
     if algorithm.draws and draw.theirs is None:
         theirs = sizes.to_draw_from(data, work.who, theirs)

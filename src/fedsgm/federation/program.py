@@ -287,7 +287,8 @@ def _local_update(
     algorithm: FedSGM, task: Flat, w: jax.Array, direction: Direction, data: Any, kept: Any, memory: Any, at: At
 ) -> tuple[Message, Any]:
     keys = (at.key, at.keys.shared)
-    return algorithm.at(at.round).local_update(task.at(at.round), w, direction, data, kept, memory, *keys)
+    start = task.layout.apart(w)
+    return algorithm.at(at.round).local_update(task.at(at.round), start, direction, data, kept, memory, *keys)
 
 
 @jax.jit

@@ -133,7 +133,7 @@ class IPPConEx:
     def local_update(
         self,
         task: Flat,
-        w: jax.Array,
+        w: list[Any],
         direction: Direction,
         data: Any,
         kept: Any,
@@ -146,7 +146,7 @@ class IPPConEx:
         def one(tau: jax.Array, carry: tuple[jax.Array, Inner]) -> tuple[jax.Array, Inner]:
             return self._step(task, *carry, data, jax.random.fold_in(key, 2 + tau))
 
-        x, inner = jax.lax.fori_loop(0, self.local_steps, one, (w, memory))
+        x, inner = jax.lax.fori_loop(0, self.local_steps, one, (task.layout.together(w), memory))
         return (Dense(x), Dense(inner.multiplier[None])), inner
 
     def _step(self, task: Flat, x: jax.Array, inner: Inner, data: Any, key: jax.Array) -> tuple[jax.Array, Inner]:
