@@ -327,6 +327,37 @@ def test_no_way_back_to_an_earlier_model(tmp_path):
         assert "two sums would show a client" in why[0]
 
 
+def test_no_model_is_summed_twice_with_a_client_missing_the_second_time(tmp_path, monkeypatch):
+    """The best iterate was in a sum already: at the end it is not asked for, as one who has left since would be seen."""
+    sums, real = {}, masking.Sums.ask
+
+    def ask(self, model, kind, who, payload, size):
+        found, why = real(self, model, kind, who, payload, size)
+        if found is not None and kind != Kind.UPDATE:
+            beside = np.frombuffer(payload, np.float32).reshape(-1, PROGRAM.size)
+            for w in (model.replica, *beside):
+                sums.setdefault(w.tobytes(), []).append(found.survivors)
+        return found, why
+
+    monkeypatch.setattr(masking.Sums, "ask", ask)
+    wide = fs.Problem(PROBLEM.objective, [PROBLEM.constraints[0].quantity <= 0.6])
+    rounds_end = 2 + 4 * ROUNDS  # exchanges: keys, meet, and in each round values, tell, update, tell
+
+    def plan(exchange, name):
+        return Fault.LOSE_REQUEST if exchange >= rounds_end and name == "client-3" else None
+
+    gone = run(tmp_path / "gone", problem=wide, plan=plan)
+    assert all(len(survivors) == 1 for survivors in sums.values())
+    assert sorted(len(survivors) for (survivors,) in sums.values()) == [4, 4, *[5] * ROUNDS], "the last and the average"
+    expected = run(tmp_path / "plain", problem=wide, secure=False)
+    at = int(gone.answer_round[0]) - 1
+    assert 0 <= at < ROUNDS - 1
+    for kind in ("best_feasible", "answer"):
+        for name in ("objective", "minority"):
+            value = gone.value("train", name, kind)
+            np.testing.assert_allclose(value, expected.history[name][:, at], rtol=1e-4, atol=1e-6)
+
+
 RANGES = {"objective": (0.0, 3.0), "minority": (0.0, 3.0)}
 PRIVATE = fs.Privacy(epsilon=8.0, delta=1e-3, rounds=ROUNDS, clip=1.0, ranges=RANGES, secret=7)
 

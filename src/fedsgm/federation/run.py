@@ -19,7 +19,7 @@ from fedsgm.core.rules import Direction
 from fedsgm.engines import checkpoint as checkpoints
 from fedsgm.engines import recording
 from fedsgm.engines.checkpoint import Checkpoint, Journal, Saved
-from fedsgm.engines.recording import Ends, Found
+from fedsgm.engines.recording import Ends, Found, Kept
 from fedsgm.federation.answers import (
     DOUBTED,
     NOT_FINITE,
@@ -208,8 +208,10 @@ class Run:
     def finish(self) -> tuple[Ends, dict[str, np.ndarray], list[dict[str, float]]]:
         """The parameters that the run ends with, and their true values over all clients that answer; and others'."""
         self.panel.up = self.panel.down = 0
+        known = self._measured_before()
         kept = (self.found.averages, self.found.best.w, self.found.least.w)
-        models = [self.model.replica, *(w for w in kept if np.isfinite(w).all()), *self.beside]
+        wanted = [w for w in kept if np.isfinite(w).all() and w.tobytes() not in known]
+        models = [self.model.replica, *wanted, *self.beside]
         beside = Beside(self.everybody, self._witnesses())
         reasons: Reasons = {}
         self._ask(True)
@@ -226,7 +228,7 @@ class Run:
         for client in set(self.everybody) - evaluations.keys():
             reason = reasons.get(client, WRONG_SHAPE)
             log.warning("at the end %s is not measured: %s", self.accounts[client].name, reason)
-        found = {
+        found = known | {
             model.tobytes(): self.program.summarise([each[i] for each in evaluations.values()], model)
             for i, model in enumerate(models)
         }
@@ -234,13 +236,20 @@ class Run:
         self._record_spent(self.rounds - 1)
         self.count_frames()
         self._ask(False)
-        answer = answer_of(self.found, self.program.start, found, len(evaluations))
+        answer = self._answer(found, len(evaluations))
         ends = self.found.ends(self.model.replica, self.rounds, answer)
         others = [{name: float(value) for name, value in found[w.tobytes()][0].items()} for w in self.beside]
         # the parameters themselves, or where they are none of these, the last
         place = next((i for i, model in enumerate(models) if model.tobytes() == np.asarray(answer.w).tobytes()), 0)
         own = self._own({client: each[place] for client, each in evaluations.items()})
         return ends, values_of(self.program, found, ends) | own, others
+
+    def _measured_before(self) -> dict[bytes, tuple[Mapping[str, Any], Any]]:
+        """The values of models that are not measured once more at the end."""
+        return {}
+
+    def _answer(self, measured: Mapping[bytes, tuple[Mapping[str, Any], Any]], clients: int) -> Kept:
+        return answer_of(self.found, self.program.start, measured, clients)
 
     def _own(self, evaluations: Mapping[int, Any]) -> dict[str, np.ndarray]:
         """Each client's own values at the answer, as :func:`recording.own_values` has them."""

@@ -22,6 +22,7 @@ from fedsgm.core.feedback import compressor_of
 from fedsgm.core.problem import Problem
 from fedsgm.core.rules import Direction, StandardErrors
 from fedsgm.core.shared import SharedK
+from fedsgm.engines.recording import Kept
 from fedsgm.federation.answers import WRONG_SHAPE, Reasons, Report, Update
 from fedsgm.federation.masking import WIDE, Sums, width
 from fedsgm.federation.program import At, Program
@@ -108,6 +109,15 @@ class SecureRun(Run):
         _, reports, reasons = self._known
         why = {client: reasons.get(client, _NOT_IN_IT) for client in {*kinds, *who} if client not in reports}
         return {client: report for client, report in reports.items() if client in kinds}, why
+
+    def _measured_before(self) -> dict[bytes, tuple[Mapping[str, Any], Any]]:
+        """Of the models that are kept: a second sum there, without a client that has left since, would show it."""
+        columns, names = self.history.columns, ("objective", *self.program.task.task.bounds)
+        kept = [each for each in (self.found.best, self.found.least) if each.round]
+        return {each.w.tobytes(): ({name: columns[name][each.round - 1] for name in names}, None) for each in kept}
+
+    def _answer(self, measured: Mapping[bytes, tuple[Mapping[str, Any], Any]], clients: int) -> Kept:  # noqa: ARG002
+        return self.found.answer  # what it is held against was measured once, then
 
     def _summed(self, kinds: Mapping[int, Kind], models: Sequence[np.ndarray]) -> tuple[dict[int, Report], Reasons]:
         (kind,) = set(kinds.values())
