@@ -3,6 +3,7 @@
 import json
 import re
 import stat
+import time
 import tomllib
 from pathlib import Path
 
@@ -18,11 +19,14 @@ from nvflare.fuel.sec.authz import AuthzContext, Person, parse_policy_config
 
 import fedsgm as fs
 from fedsgm.base.errors import ClientError
-from fedsgm.federation import Client, door, signing
+from fedsgm.core.compression import Dense
+from fedsgm.federation import Client, door, resident, signing
+from fedsgm.federation.client import WELCOME
 from fedsgm.federation.door import REFUSALS, REQUESTS, Audit, Door
 from fedsgm.federation.flare import kits
 from fedsgm.federation.limits import SPENT, Limits
-from fedsgm.federation.protocol import Failure, Kind, Request
+from fedsgm.federation.protocol import Failure, Kind, Reply, Request, checksum
+from fedsgm.federation.resident import Setup
 from fedsgm.federation.sessions import REFUSED, STRANGER, Listener, Signed, refusal
 from fedsgm.federation.signing import Identity, Unsigned, make_identities
 from support.federated import CLIENTS, PROGRAM
@@ -402,3 +406,35 @@ def test_a_kit_keeps_the_memory_of_its_site_s_processes_from_growing(tmp_path):
         assert required_out_seq_chunks(window, part) == window // part + 1
         script = (made[site] / "startup" / "sub_start.sh").read_text()
         assert "\nexport MALLOC_ARENA_MAX=${MALLOC_ARENA_MAX:-4}\n" in script, "as LocalFederation has it"
+
+
+def test_a_budget_counts_every_model_that_a_request_has_measured(tmp_path, monkeypatch):
+    """By finite differences one request with many models in it would tell what many requests do."""
+    monkeypatch.setenv("FEDSGM_MODULES", "support.patient")
+    limits, run = Limits(requests=10), time.time_ns()
+    names = {"experiment": "support.patient.make", "data": "support.patient.load", "settings": {"rounds": 1}}
+    client = resident._client(
+        Setup(**names, name="site-1", state_dir=str(tmp_path / "site-1" / "first"), path=[], requests=limits.requests)
+    )
+    wire = Wire(tmp_path, make_identities([SERVER, *NAMES]), limits=limits)
+    wire.echoes["site-1"].ask = lambda request, _: client.answer(request)
+    signed, w = server(wire), client.program.start
+    whole = (WELCOME.pack(client.program.fingerprint, 0, 0) + client.program.encode(Dense(w)),)
+
+    def ask(kind, models):
+        request = Request(kind, run, 0, 0, checksum(w), model=whole, whole=True, payload=w.tobytes() * models)
+        answer = signed.exchange({"site-1": request.encode()}, 5.0)["site-1"]
+        return answer if isinstance(answer, Failure) else Reply.decode(answer)
+
+    spent = 0
+    for kind, models, cost in ((Kind.MEASURE, 0, 1), (Kind.MEASURE | Kind.EVALUATE, 3, 4), (Kind.TEST, 2, 2)):
+        assert ask(kind, models).kind == Kind.ANSWER
+        spent += cost
+        assert int((tmp_path / "site-1" / SPENT).read_text()) == spent
+    for kind, models in ((Kind.EVALUATE, 3), (Kind.TEST, 1000)):
+        reply = ask(kind, models)
+        spent += 1  # for asking
+        assert reply.kind == Kind.ERROR
+        assert reply.content.startswith(b"this site's budget of 10 requests is used up")
+    assert ask(Kind.EVALUATE, 0).kind == Kind.ANSWER
+    assert ask(Kind.MEASURE, 0) == Failure("this site's budget of 10 requests is used up; ask its owner")

@@ -146,6 +146,7 @@ class Client:
         fresh: whoever brings requests sees to it that none is an old one, so that another run is a new one, also where
             a server that has lost its state numbers it by a clock that was set back.
         quantities: the names of those that may be measured here; None is all.
+        spend: told of how many models a request has measured beside the first; it raises where they are too many.
         secure: what masks every answer, where the server is to see sums alone.
     """
 
@@ -157,10 +158,11 @@ class Client:
         *,
         fresh: bool = False,
         quantities: Sequence[str] | None = None,
+        spend: Callable[[int], None] | None = None,
         secure: Secures | None = None,
     ) -> None:
         Limits(quantities=quantities).check_quantities(("objective", *program.task.task.bounds))
-        self.program, self._fresh, self._secure = program, fresh, secure
+        self.program, self._fresh, self._spend, self._secure = program, fresh, spend, secure
         parts = data if isinstance(data, Parts) else Parts(data)
         self.data = program.prepare(parts.train)
         self.test = None if parts.test is None else program.pooled.prepare(parts.test)
@@ -255,6 +257,8 @@ class Client:
         if asked.kind == Kind.UPDATE:
             return self._update(asked, state)
         models = np.frombuffer(asked.payload, np.float32).reshape(-1, self.program.size)
+        if self._spend is not None and asked.kind & (Kind.EVALUATE | Kind.TEST):
+            self._spend(max(len(models) - (asked.kind == Kind.TEST), 0))  # of a test the first is among them
         if asked.kind == Kind.TEST:
             if self.test is None:
                 return pack(None)

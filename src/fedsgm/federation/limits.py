@@ -3,7 +3,7 @@
 ``fedsgm.toml``, in a kit's ``local`` folder or in the folder of the site's states, may have
 
     clients = 5                                  # at least so many in a run
-    requests = 20000                             # that touch the data, of all runs together
+    requests = 20000                             # that touch the data, of all runs together; a model more is one more
     kinds = ["measure", "evaluate", "update"]    # of requests; others are refused
     quantities = ["objective", "minority"]       # that an experiment may measure
 """
@@ -76,8 +76,8 @@ class Limits:
             if self.quantities is not None and name not in self.quantities:
                 raise ClientError("this site does not measure every quantity of the experiment; ask its owner")
 
-    def spend(self, folder: Path, asked: Iterable[str]) -> None:
-        """Count a request that touches the data, in the site's folder, and refuse it where the budget is used up."""
+    def spend(self, folder: Path, asked: Iterable[str], count: int = 1) -> None:
+        """Count requests that touch the data, in the site's folder, and refuse them where the budget is used up."""
         if self.requests is None or not _TOUCH.intersection(asked):
             return
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -88,9 +88,9 @@ class Limits:
                 spent = int(os.pread(handle, 20, 0) or b"0")
             except ValueError:
                 raise ClientError("this site's count of requests cannot be read; ask its owner") from None
-            if spent >= self.requests:
+            if spent + count > self.requests:
                 raise ClientError(f"this site's budget of {self.requests} requests is used up; ask its owner")
-            os.pwrite(handle, b"%020d" % (spent + 1), 0)
+            os.pwrite(handle, b"%020d" % (spent + count), 0)
         finally:
             os.close(handle)
 

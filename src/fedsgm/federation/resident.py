@@ -46,6 +46,7 @@ class Setup:
     root: str = ""  # the certificate that all sites' chain to, in PEM
     server: str = ""  # the server's name in its own
     clients: int | None = None  # that there must be at least
+    requests: int | None = None  # that are answered here, of all runs together
 
 
 class Resident:
@@ -170,13 +171,15 @@ def _watch(parent: int) -> None:
 def _client(setup: Setup) -> Any:
     from fedsgm.federation.client import Client
     from fedsgm.federation.experiment import find
+    from fedsgm.federation.limits import KINDS, Limits
     from fedsgm.federation.preparation import Newcomer, Preparation
     from fedsgm.federation.program import Program
 
     sys.path.extend(setup.path)
     experiment = find(setup.experiment, setup.path)(**setup.settings)
     give = functools.partial(find(setup.data, setup.path), setup.name, **setup.settings)
-    how: dict[str, Any] = {"fresh": setup.signed, "quantities": setup.quantities}
+    spend = functools.partial(Limits(requests=setup.requests).spend, Path(setup.state_dir).parent, KINDS)
+    how: dict[str, Any] = {"fresh": setup.signed, "quantities": setup.quantities, "spend": spend}
     if isinstance(experiment, Preparation):
         return Newcomer(experiment, give, Path(setup.state_dir), **how)
     data = give()

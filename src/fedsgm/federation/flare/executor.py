@@ -71,6 +71,7 @@ class FedSGMExecutor(Executor):
             root=me.root.public_bytes(Encoding.PEM).decode(),
             server=server,
             clients=own.clients,
+            requests=own.requests,
         )
         self.resident = Closed(why) if why else Resident(setup)
         self._door = Door(listener, self.resident, Audit(state), own, state.parent)
