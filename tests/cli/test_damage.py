@@ -103,6 +103,29 @@ class TestACraftedRun:
         assert called.err.isprintable() or set(called.err) - {"\n"} <= {c for c in called.err if c.isprintable()}
 
 
+FLIPPING = """
+import numpy as np
+from fedsgm.results import reading, result
+columns = {name: np.zeros((1, 4), np.float32) for name in reading.ALWAYS}
+data = result._to_parquet(columns, [0])
+refused = 0
+for at in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data) - 8):
+    for bit in (1, 2, 16):
+        try:
+            reading.from_parquet(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :], 1, 4)
+        except ValueError:
+            refused += 1
+print(refused)
+"""
+
+
+def test_a_history_that_says_wrong_things_of_itself_does_not_end_the_process():
+    """Asked for more than was needed, the library that reads it aborted: exit code 134 and no sentence."""
+    done = subprocess.run([sys.executable, "-c", FLIPPING], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1000
+
+
 def test_what_a_terminal_is_shown():
     """Written out, but for letters of any alphabet, line ends and tabs."""
     assert harmless("\x1b[31mred\x07\r") == r"\x1b[31mred\x07\r"
