@@ -6,23 +6,28 @@ import re
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.message import Message
 
 import fedsgm as fs
 from fedsgm.federation import Program
 from fedsgm.federation.answers import TOO_LARGE, WRONG_SHAPE
 from fedsgm.federation.door import REFUSALS, REQUESTS
-from fedsgm.federation.flare import kits
+from fedsgm.federation.flare import kits, transport
 from fedsgm.federation.flare.local import LocalFederation
+from fedsgm.federation.flare.transport import ASK, LOOK
 from fedsgm.federation.guard import marked
 from fedsgm.federation.inprocess import InProcess
 from fedsgm.federation.panel import SUSPENDED
-from fedsgm.federation.protocol import header
+from fedsgm.federation.protocol import Failure, header
 from fedsgm.federation.sessions import REFUSED, refusal
 from support import hostile, patient
 from support.submitting import submit
+from support.waiting import LONG
 
 TESTS = Path(__file__).parents[1]
 ROUNDS = 30
@@ -98,8 +103,8 @@ def run_again(kind, folder):
     """The run of the honest ones in this process."""
     stated = patient.make(rounds=ROUNDS)
     program = Program.of(stated.algorithm, stated.problem, stated.params)
-    transport = kind.of(program, [patient.load(f"site-{i + 1}") for i in range(patient.CLIENTS)], folder)
-    return fs.federate(*(stated.algorithm, stated.problem, transport, stated.params), rounds=ROUNDS, progress=False)
+    carried = kind.of(program, [patient.load(f"site-{i + 1}") for i in range(patient.CLIENTS)], folder)
+    return fs.federate(*(stated.algorithm, stated.problem, carried, stated.params), rounds=ROUNDS, progress=False)
 
 
 def test_a_hostile_site_learns_nothing_and_harms_no_run(tmp_path, monkeypatch):
@@ -142,6 +147,48 @@ def test_a_hostile_site_learns_nothing_and_harms_no_run(tmp_path, monkeypatch):
     assert watch.threads <= 50 + 5 * patient.CLIENTS
     honest, lied_to = watch.memory.values()
     assert lied_to - honest < 4 * 64, "MB: what came in, and FLARE's copies of it"
+
+
+class Stalling:
+    """An engine's cells, of which ``site-2`` looks alive between requests, and answers neither these nor looks beside."""
+
+    def __init__(self):
+        self.core_cell, self.asked, self.over = self, 0, threading.Event()
+
+    def get_engine(self):
+        return self
+
+    def get_cell(self):
+        return self
+
+    def get_job_id(self):
+        return "job"
+
+    def get_clients(self):
+        return [SimpleNamespace(name=name, get_fqcn=lambda name=name: name) for name in ("site-1", "site-2")]
+
+    def send_request(self, *, target, topic, timeout, **_):
+        if target.startswith("site-1") or (topic == LOOK and not self.asked):
+            return Message({MessageHeaderKey.RETURN_CODE: ReturnCode.OK}, b"ready")
+        self.asked += topic == ASK
+        self.over.wait(0.05 if topic == LOOK else timeout)
+        return Message({MessageHeaderKey.RETURN_CODE: ReturnCode.TIMEOUT})
+
+
+def test_requests_that_a_client_keeps_open_take_no_thread_of_another_s(monkeypatch):
+    """Each takes one of the server's until its deadline; between them it is lost, and found again."""
+    monkeypatch.setattr(transport, "_LOOK_EVERY", 0.1)
+    cells = Stalling()
+    over = transport.FlareTransport(["site-1", "site-2"], cells, SimpleNamespace(triggered=False))
+    try:
+        for reason in ["it was lost"] * 2 + ["earlier requests are on their way to it still"] * 20:
+            replies = over.exchange({"site-1": b"ask", "site-2": b"ask"}, LONG)
+            assert replies == {"site-1": b"ready", "site-2": Failure(reason)}
+            over.lost.clear()  # it has answered a probe
+        assert cells.asked == 2
+    finally:
+        cells.over.set()
+        over.close()
 
 
 def assert_same_bits(found, expected):

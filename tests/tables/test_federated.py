@@ -152,6 +152,7 @@ WRONG = {
     "a mean that is whole": lambda d: put(d, "columns", 0, 5, 10**400),
     "an infinite mean": lambda d: put(d, "columns", 0, 5, float("inf")),
     "no number for a mean": lambda d: put(d, "columns", 0, 5, float("nan")),
+    "a mean beyond all": lambda d: put(d, "columns", 0, 5, 1e200),
     "squares below 0": lambda d: put(d, "columns", 0, 6, -1.0),
     "fewer rows in a column": lambda d: put(d, "columns", 0, 4, 10**6),
     "categories of numbers": lambda d: put(d, "columns", 0, 7, [["a", 1]]),
@@ -376,6 +377,7 @@ TWO, THREE, NUMBER = Target("y", ("a", "b")), Target("y", ("a", "b", "c")), Targ
         (NUMBER, [0, 0.0, 0.0, 0.0]),
         (NUMBER, [10, 1.0, -1.0, 1.0]),
         (NUMBER, [10, 1.0, 1.0, "1"]),
+        (NUMBER, [10, 1e200, 1e300, 1.0]),
     ],
 )
 def test_a_review_that_cannot_be_right_does_not_count(target, told):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from typing import Any
 
 from fedsgm.base.errors import SettingError
@@ -17,6 +16,7 @@ from fedsgm.tables.targets import Tally, Target
 
 MOST_COLUMNS = 10_000
 MOST_ROWS = 2**53
+MOST = 1e100  # of a mean or a sum: of larger ones there is no square
 _FIELDS = {"rows", "left out", "target", "classes", "groups", "dropped", "columns"}
 
 
@@ -125,7 +125,8 @@ def _column(told: Any, rows: int) -> tuple[str, Summary]:
     named = _counts(categories, MOST_NAMED, what)
     _must(kind in summary.KINDS and known + untold + missing == rows, what)
     _must(sum(named.values()) == known if kind == TEXT else not named, what)
-    _must(_number(squares, what) >= 0 and math.isfinite(_number(mean, what)), what)
+    _number(mean, what)
+    _must(_number(squares, what) >= 0, what)
     return name, Summary(kind, known, untold, missing, mean, squares, named)
 
 
@@ -153,7 +154,7 @@ def _count(told: Any, what: str) -> int:
 
 
 def _number(told: Any, what: str) -> float:
-    _must(type(told) is float and math.isfinite(told), what)
+    _must(type(told) is float and abs(told) <= MOST, what)
     return told
 
 

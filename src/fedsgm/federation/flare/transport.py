@@ -25,6 +25,8 @@ from fedsgm.federation.protocol import Failure
 
 CHANNEL, ASK, LOOK = "fedsgm", "ask", "look"  # between server and clients
 _GONE = (ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)
+_AT_ONCE = 2  # requests on their way to one client: it was lost over one, and is there again
+_THREADS = _AT_ONCE + 2  # for each client, with a look at it and a probe: none takes another's
 _LOOK_EVERY = 3.0  # seconds between looks at clients that have not answered yet
 _JOIN = 60.0  # seconds that a client's part of the job has to start
 _LOAD = 600.0  # seconds that the clients have to load their data
@@ -47,7 +49,8 @@ class FlareTransport:
         self._engine = context.get_engine()
         self._abort = abort
         self._parent = os.getppid()
-        self._pool = ThreadPoolExecutor(4 * len(names), "fedsgm")
+        self._pool = ThreadPoolExecutor(_THREADS * len(names), "fedsgm")
+        self._asks: dict[str, list[Future[bytes | Failure]]] = {}
         self._probes: dict[str, Future[str]] = {}
         self.asked: dict[str, float] = {}
         self.stop = threading.Event()
@@ -66,11 +69,15 @@ class FlareTransport:
         replies: dict[str, bytes | Failure] = {}
         waiting: dict[str, Future[bytes | Failure]] = {}
         for name, request in requests.items():
+            asks = self._asks[name] = [ask for ask in self._asks.get(name, ()) if not ask.done()]
             if name in self.lost:
                 replies[name] = Failure("it left the job")
+            elif len(asks) == _AT_ONCE:
+                replies[name] = Failure("earlier requests are on their way to it still")
             else:
                 self.asked[name] = time.time()
                 waiting[name] = self._pool.submit(self._ask, name, request, seconds)
+                asks.append(waiting[name])
         missed = dict.fromkeys(waiting, 0)
         while waiting:
             wait(waiting.values(), _LOOK_EVERY)
