@@ -1,5 +1,6 @@
 """What one dishonest client cannot do to a run, whatever it answers: end it, silence the others, or take its time."""
 
+import pickle
 import time
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 import fedsgm as fs
 from fedsgm.federation import Client, Program, preparation
-from fedsgm.federation.answers import TOO_LARGE, Update, absurd
+from fedsgm.federation.answers import TOO_LARGE, WRONG_SHAPE, Forms, Report, Update, absurd
 from fedsgm.federation.inprocess import InProcess
 from fedsgm.federation.panel import SUSPENDED, Account
 from fedsgm.federation.protocol import FrameError, Kind, Reply, Request, header, pack, unpack
@@ -185,3 +186,12 @@ def test_runs_of_days_to_come_are_refused_and_change_nothing(fresh, tmp_path):
     later = Request(Kind.MEASURE, before.run - 3600 * 10**9, 0, 0, 0).encode()
     reply = Reply.decode(client.answer(later))
     assert reply.kind == (Kind.BEHIND if fresh else Kind.ERROR)
+
+
+def test_forms_that_clients_send_are_not_kept():
+    """Each answer may have another, of up to a megabyte."""
+    forms = Forms(PATIENT)
+    for n in range(20):
+        tree = {f"{n} {i:01000d}": np.float32(0) for i in range(100)}
+        assert forms.odd({0: Report(tree, None, None)}) == {0: WRONG_SHAPE}
+    assert len(pickle.dumps(forms._fits)) < 20_000

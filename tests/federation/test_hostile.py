@@ -150,7 +150,7 @@ def test_a_hostile_site_learns_nothing_and_harms_no_run(tmp_path, monkeypatch):
 
 
 class Stalling:
-    """An engine's cells, of which ``site-2`` looks alive between requests, and answers neither these nor looks beside."""
+    """An engine's cells, of which ``site-2`` looks alive between requests, but answers nothing while one is open."""
 
     def __init__(self):
         self.core_cell, self.asked, self.over = self, 0, threading.Event()

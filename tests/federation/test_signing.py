@@ -5,6 +5,7 @@ import re
 import stat
 import time
 import tomllib
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -438,3 +439,20 @@ def test_a_budget_counts_every_model_that_a_request_has_measured(tmp_path, monke
         assert reply.content.startswith(b"this site's budget of 10 requests is used up")
     assert ask(Kind.EVALUATE, 0).kind == Kind.ANSWER
     assert ask(Kind.MEASURE, 0) == Failure("this site's budget of 10 requests is used up; ask its owner")
+
+
+def test_of_a_long_error_only_its_beginning_is_read(wire):
+    """One letter of four bytes makes all of the text's letters that wide."""
+    signed = server(wire)
+    signed.exchange({"site-1": b"one"}, 5.0)
+    size = 2**22
+    wire.echoes["site-1"].ask = lambda *_: (_ for _ in ()).throw(ClientError("\U0001f512" + "x" * size))
+    tracemalloc.start()
+    made = wire.doors["site-1"].answer
+    wire.doors["site-1"].answer = lambda *given: (made(*given), tracemalloc.reset_peak())[0]
+    before = tracemalloc.get_traced_memory()[0]
+    reply = signed.exchange({"site-1": b"two"}, 5.0)["site-1"]
+    used = tracemalloc.get_traced_memory()[1] - before
+    tracemalloc.stop()
+    assert used < 5 * size, "what came, and what is signed of it"
+    assert reply.reason.startswith("\U0001f512xxx")

@@ -207,6 +207,28 @@ def test_a_server_that_puts_a_key_in_a_client_s_place_is_caught(tmp_path):
             federate(ALGORITHM, PROBLEM, transport, PARAMS, rounds=1, secure=True, progress=False)
 
 
+@pytest.mark.parametrize("public", ["", "00" * 32, "01" * 31])
+def test_a_key_that_none_can_agree_with_leaves_out_whose_it_is(tmp_path, public):
+    """Passed on to the others, it would have none of them make an offer."""
+    transport = InProcess.of(PROGRAM, CLIENTS, tmp_path / "one", secure=True)
+    dishonest = transport.processes["client-2"]._secure
+    real = dishonest._card
+
+    def card(state):
+        told = json.loads(real(state)) | {"public": public}
+        return masking.endorsed(dishonest._identity, json.dumps(told).encode())
+
+    dishonest._card = card
+    found = federate(ALGORITHM, PROBLEM, transport, PARAMS, rounds=2, secure=True, progress=False)
+    assert (found.history["answered"] == 4).all()
+    left_out = [client["left_out"] for client in found.settings["federation"]["clients"]]
+    assert left_out == [{}, {}, {"a public key is none that keys can be agreed on with": 2}, {}, {}]
+    expected = run(
+        tmp_path / "plain", secure=False, rounds=2, plan=lambda _, n: Fault.LOSE_REQUEST if n == "client-2" else None
+    )
+    assert_same_iterates(found, expected)
+
+
 def test_a_client_started_anew_and_a_server_resumed(tmp_path):
     """New keys are met by everybody, and the run goes on where it was."""
     plan = {(10, "client-1"): Fault.KILL_BEFORE_WRITE}  # it measures in the third round
@@ -328,7 +350,7 @@ def test_no_way_back_to_an_earlier_model(tmp_path):
 
 
 def test_no_model_is_summed_twice_with_a_client_missing_the_second_time(tmp_path, monkeypatch):
-    """The best iterate was in a sum already: at the end it is not asked for, as one who has left since would be seen."""
+    """The best iterate was in a sum already: another at the end would show who has left since."""
     sums, real = {}, masking.Sums.ask
 
     def ask(self, model, kind, who, payload, size):

@@ -25,7 +25,6 @@ from fedsgm.federation.sessions import HELLO, REFUSED, STRANGER, Asked, Listener
 from fedsgm.federation.signing import Unsigned
 
 REQUESTS, REFUSALS = "requests.jsonl", "refused.jsonl"
-LARGEST = 1 << 30  # bytes of a request
 _FULL, _KEPT = 2**23, 4  # bytes of a log after which another begins, and how many before it are kept
 
 

@@ -53,6 +53,7 @@ def read_card(identity: Identity, card: Any, run: int, number: int) -> tuple[str
     """Whose it is, and its public key; :class:`SecureError` if the site that it names has not signed it for this."""
     try:
         said, name = _said(card), str(card["name"])
+        secure.check_public(said[-1])  # or nobody who is told of it could make an offer
         if (card["run"], card["number"]) != (run, number):
             raise SecureError(f"the card of client {number} is for another run or place")
         certificate, signature = bytes.fromhex(card["certificate"]), bytes.fromhex(card["signature"])

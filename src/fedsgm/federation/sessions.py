@@ -18,7 +18,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fedsgm.federation.protocol import Failure, Transport, one_line
+from fedsgm.federation.protocol import LONGEST, Failure, Transport, one_line
 from fedsgm.federation.signing import ED25519, Identity, Unsigned, digest
 
 VERSION = 1
@@ -164,7 +164,7 @@ class Listener:
 
 
 class Signed:
-    """A transport whose requests this server signs and whose replies are the clients' own; ``largest`` bytes each."""
+    """A transport whose requests this server signs and whose replies are the clients' own."""
 
     def __init__(self, transport: Transport, identity: Identity, run: str) -> None:
         self._transport, self.identity, self._run = transport, identity, run
@@ -208,7 +208,7 @@ class Signed:
         except Unsigned:
             return Failure("an answer that it has not signed, or to another request")
         if head[3:] == _FAILED:
-            return Failure(one_line(content.decode(errors="replace")) or "an error without a reason")
+            return Failure(one_line(content[:LONGEST].decode(errors="replace")) or "an error without a reason")
         return content
 
     def _greet(self, names: Sequence[str], seconds: float) -> dict[str, Failure]:

@@ -237,6 +237,11 @@ def _agreed(private: X25519PrivateKey, public: bytes) -> bytes:
         raise SecureError("a public key is none that keys can be agreed on with") from None
 
 
+def check_public(public: bytes) -> None:
+    """See that keys can be agreed on with it, or raise :class:`SecureError`."""
+    _agreed(X25519PrivateKey.generate(), public)
+
+
 def _key(seed: bytes) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(_derived(seed, b"key"))
 
