@@ -36,12 +36,13 @@ class Lying(InProcess):
         return replies
 
 
-def run(folder, lie, rule=fs.Soft(40.0), rounds=ROUNDS, clients=3):
+def run(folder, lie, rule=fs.Soft(40.0), rounds=ROUNDS, clients=3, until=ROUNDS, **more):
+    """The liar's answers at the end are right, unless it lies ``until`` later."""
     stated = patient.make(rounds=rounds)
-    algorithm = fs.FedSGM(step_size=0.3, local_steps=3, rule=rule, uplink=fs.TopK(0.3))
+    algorithm = fs.FedSGM(step_size=0.3, local_steps=3, rule=rule, uplink=fs.TopK(0.3), **more)
     program = Program.of(algorithm, stated.problem, stated.params)
     transport = Lying.of(program, [patient.load(f"site-{i + 1}") for i in range(clients)], folder)
-    transport.lie, transport.rounds = lie, rounds
+    transport.lie, transport.rounds = lie, max(rounds, until)
     return fs.federate(algorithm, stated.problem, transport, stated.params, rounds=rounds, progress=False), transport
 
 
@@ -93,6 +94,32 @@ def test_statistics_beyond_all_others_do_not_stop_the_run(rule, tmp_path):
     assert second.keys() == {TOO_LARGE, SUSPENDED}
     assert all(np.isfinite(leaf).all() for leaf in result.last.values())
     assert (result.history["answered"][0] == 2).all()
+
+
+@pytest.mark.parametrize("claim", [-10.0, 100.0])
+@pytest.mark.parametrize("what", ["the constraint", "the objective"])
+def test_what_is_not_believed_is_in_no_value_of_the_run_either(claim, what, tmp_path):
+    """A claim of -10 made a run FEASIBLE at a true 0.389, also where robust aggregation kept it out of the steps."""
+    claims = 1 if what == "the constraint" else 0
+
+    def lie(kind, content):
+        if kind == Kind.UPDATE:
+            return content
+        statistics, evaluations, inspected = unpack(content)
+        if evaluations is None:
+            return content
+        false = [tuple(np.float32(claim) if i == claims else of for i, of in enumerate(each)) for each in evaluations]
+        return pack((statistics, tuple(false), inspected))
+
+    result, _ = run(tmp_path, lie, clients=5, until=ROUNDS + 1, robust=fs.Outliers())
+    assert (result.history["evaluated"] == 4).all()
+    params, honest = result.answer, [patient.load(f"site-{i}") for i in (1, 3, 4, 5)]
+    for name, label in (("objective", 0), ("minority", 1)):
+        losses = []
+        for data in honest:
+            scores = data["x"][data["y"] == label] @ params["w"] + params["b"]
+            losses.append(np.mean(np.logaddexp(0, scores) - label * scores))
+        np.testing.assert_allclose(result.value("train", name, "answer"), np.mean(losses), rtol=1e-5)
 
 
 def test_a_client_with_many_rows_or_a_group_of_its_own_is_not_beyond_the_others(tmp_path):

@@ -22,7 +22,7 @@ from fedsgm.core.each_client import EachClient
 from fedsgm.core.examples import Among, Examples, Kept
 from fedsgm.core.pooling import Heard, active, count_of
 from fedsgm.core.quantities import ByRows, Constraint, Mean, PerExample, Statistic
-from fedsgm.core.robust import Robust, believed, doubted, too_large
+from fedsgm.core.robust import Robust, believed, doubted, too_large, unlike
 from fedsgm.core.rules import COLUMNS, Direction, Measured, Parts
 from fedsgm.data.clients import Clients
 
@@ -309,6 +309,11 @@ class Problem:
             if isinstance(quantity, EachClient):
                 named |= {f"{quantity.label}_{suffix}": v for suffix, v in quantity.spread(all_of_it).items()}
         return named, worst
+
+    def disbelieved(self, evaluations: tuple[Any, ...]) -> jax.Array:
+        """1 for a client whose values at a model a robust estimate does not believe, as it judges statistics."""
+        objective, *constraints = evaluations
+        return jnp.maximum(unlike(self.quantities[0], objective), doubted(self._compared, constraints, None))
 
     @property
     def _of_each(self) -> tuple[str, ...]:

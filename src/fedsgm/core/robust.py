@@ -200,16 +200,25 @@ def doubted(constraints: Sequence[Any], statistics: Any, heard: Heard) -> jax.Ar
     """1 for every client that was heard and says of a constraint what is not believed."""
     found = jnp.float32(0)
     for constraint, own in zip(constraints, statistics, strict=True):
-        shares = constraint.quantity.judged(own, heard)
-        here = jnp.ones(len(shares.values)) if shares.heard is None else shares.heard
         away = {"<=": (GOOD, BAD), ">=": (BAD, GOOD), "between": (BAD, BAD)}[constraint.sense]
-        far = beyond(shares.values, here, away, jnp.abs(constraint.bound))
-        if shares.each is not None:  # what is far because the client is large may be true, and so may a small one's
-            far *= beyond(shares.each, here, away, jnp.abs(constraint.bound))
-        if shares.sizes is not None:
-            far = jnp.maximum(far, too_large(shares.sizes, here))
-        found = jnp.maximum(found, far)
+        found = jnp.maximum(found, _far(constraint.quantity, own, heard, away, jnp.abs(constraint.bound)))
     return found
+
+
+def unlike(quantity: Any, statistics: Any) -> jax.Array:
+    """1 for every client that says of a quantity without a bound what is not believed."""
+    return _far(quantity, statistics, None, (BAD, BAD), None)
+
+
+def _far(quantity: Any, own: Any, heard: Heard, away: tuple[float, float], size: Any) -> jax.Array:
+    """1 for who is too far away from the others; the size is that of the median unless it is told."""
+    shares = quantity.judged(own, heard)
+    here = jnp.ones(len(shares.values)) if shares.heard is None else shares.heard
+    size = jnp.abs(median_of(shares.values, here)) if size is None else size
+    far = beyond(shares.values, here, away, size)
+    if shares.each is not None:  # what is far because the client is large may be true, and so may a small one's
+        far *= beyond(shares.each, here, away, size)
+    return far if shares.sizes is None else jnp.maximum(far, too_large(shares.sizes, here))
 
 
 def too_large(sizes: jax.Array, heard: jax.Array) -> jax.Array:

@@ -181,6 +181,13 @@ class Program:
         """Of all clients' evaluations of ``w``, which a private run must say: a model's values have one noise."""
         return _numpy(_summarise(self.task, self.start if w is None else w, _stacked(evaluations)))
 
+    def disbelieved(self, evaluations: list[Any]) -> np.ndarray:
+        """1 for each client whose evaluation of a model robust aggregation does not believe beside the others'."""
+        judge = getattr(self.task.task, "disbelieved", None)
+        if self.algorithm.robust is None or judge is None:
+            return np.zeros(len(evaluations))
+        return np.asarray(_disbelieved(self.task, _stacked(evaluations)))
+
     def can_decide(self, statistics: Any) -> bool:
         """Whether one client's statistics are of a form that :meth:`decide` takes."""
         server = self.algorithm.init(self.task, self.start, 1)
@@ -319,6 +326,12 @@ def _inspect(task: Flat, before: jax.Array, after: jax.Array, kept: Any, at: At)
 @jax.jit
 def _summarise(task: Flat, w: jax.Array, evaluations: Any) -> tuple[dict[str, jax.Array], jax.Array]:
     return recording.summarised(task, w, evaluations)
+
+
+@jax.jit
+def _disbelieved(task: Flat, evaluations: Any) -> jax.Array:
+    problem: Any = task.task
+    return problem.disbelieved(evaluations)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))

@@ -222,7 +222,7 @@ class Run:
             reasons = why | reasons  # the first one's: a private run may not ask twice
             if not beside.missing[Kind.EVALUATE]:
                 break
-        evaluations = self._forms.alike(beside.evaluations)
+        evaluations = self._believed(beside.evaluations, reasons)
         if len(evaluations) < self.min_participants:
             raise self.too_few(list(self.everybody), reasons)
         for client in set(self.everybody) - evaluations.keys():
@@ -326,7 +326,7 @@ class Run:
     def _record_beside(self, row: int, beside: Beside) -> None:
         """The true values of the present model, which ``row`` produced, and what its participants saw of that step."""
         self._record(row, beside.mean())
-        evaluations = self._forms.alike(beside.evaluations)
+        evaluations = self._believed(beside.evaluations, {})
         if evaluations:
             count, who = len(evaluations), np.array(sorted(evaluations))
             values, worst = self.program.summarise([evaluations[client][0] for client in who], self.model.replica)
@@ -335,6 +335,16 @@ class Run:
             self._record(row, {"evaluated": np.int32(count)} | values | named)
             found = self.found.compared(self.model.replica, values["objective"], worst, count, np.int32(row + 1))
             self.found = _numpy(found)
+
+    def _believed(self, evaluations: Mapping[int, Sequence[Any]], reasons: Reasons) -> dict[int, Any]:
+        """Those of one form, and with robust aggregation only whose values are believed at every model."""
+        alike = self._forms.alike(evaluations)
+        doubts = [self.program.disbelieved(list(at)) for at in zip(*alike.values(), strict=True)]
+        out = [client for client, *each in zip(alike, *doubts, strict=True) if any(each)]
+        if len(out) == len(alike):
+            return alike
+        reasons |= dict.fromkeys(out, DOUBTED)
+        return {client: each for client, each in alike.items() if client not in out}
 
     def _record(self, row: int, values: Mapping[str, Any]) -> None:
         if row >= 0:
