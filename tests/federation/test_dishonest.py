@@ -122,6 +122,34 @@ def test_what_is_not_believed_is_in_no_value_of_the_run_either(claim, what, tmp_
         np.testing.assert_allclose(result.value("train", name, "answer"), np.mean(losses), rtol=1e-5)
 
 
+def squared(w, example):
+    return (w - example["a"]) ** 2
+
+
+def test_a_model_that_one_client_makes_diverge_is_what_robust_aggregation_is_for(tmp_path):
+    """Updates 900 times as long, backwards, pass as no absurd ones: a run without it ends, in a sentence."""
+
+    def lie(kind, content):
+        if kind != Kind.UPDATE:
+            return content
+        message = program.decode(content, program.algorithm.uplink)
+        return program.encode(type(message)(message.values * np.float32(-900)))
+
+    problem = fs.Problem(squared, [fs.Mean(lambda w, _: w, name="size") <= 2.0])
+    for robust in (None, fs.Outliers()):
+        algorithm = fs.FedSGM(0.1, rule=fs.Soft(20.0), robust=robust)
+        program = Program.of(algorithm, problem, np.float32(0))
+        clients = [{"a": np.arange(5, dtype=np.float32) + j} for j in range(5)]
+        transport = Lying.of(program, clients, tmp_path / str(robust))
+        transport.lie, transport.rounds = lie, 30
+        arguments = (algorithm, problem, transport, np.float32(0))
+        if robust is None:
+            with pytest.raises(fs.FedSGMError, match="the run diverged"):
+                fs.federate(*arguments, rounds=30, progress=False)
+        else:
+            assert abs(fs.federate(*arguments, rounds=30, progress=False).last - 2) < 0.2, "the bound"
+
+
 def test_a_client_with_many_rows_or_a_group_of_its_own_is_not_beyond_the_others(tmp_path):
     """Sums grow with the rows of a client: a million times as many are honest."""
 
