@@ -397,6 +397,15 @@ def test_a_kit_lets_nobody_send_code_by_the_engine_s_own_reading_of_it(tmp_path)
         )
 
 
+def test_kits_and_the_root_s_key_are_their_owner_s_alone(tmp_path):
+    """FLARE writes the key of all certificates, and a site's logs, with tracebacks in them, for everybody to read."""
+    made = kits.provision(kits.project(["site-1"]), tmp_path)
+    state = made["site-1"].parents[1] / "state"
+    assert (state / "cert.json").exists()
+    for folder in (state, *made.values()):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+
+
 def test_a_kit_keeps_the_memory_of_its_site_s_processes_from_growing(tmp_path):
     """By names that the engine reads; a stream may have all of its window on its way, part by part."""
     made = kits.provision(kits.project(["site-1"]), tmp_path)

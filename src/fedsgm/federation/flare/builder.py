@@ -34,6 +34,9 @@ class SiteBuilder(Builder):
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         for participant in (project.get_server(), *project.get_clients()):
             close(Path(ctx.get_local_dir(participant)), self._largest)
+        kits = map(ctx.get_ws_dir, project.get_all_participants())
+        for folder in (ctx.get_state_dir(), *kits):  # with the root's key, and with logs, which may quote data
+            Path(folder).chmod(0o700)
 
 
 def close(local: Path, largest: int = LARGEST) -> None:
