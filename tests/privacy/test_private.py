@@ -40,6 +40,7 @@ def gap(total):
 SUMS = fs.Statistic(lambda _, e: e["s"] + 0.0, gap, name="gap")
 STATED = fs.Problem(linear, [fs.Mean(value, name="value") <= 0.5, SUMS <= 0.1])
 BOUNDS = {"objective": (-1.0, 1.0), "value": (0.0, 1.0), "gap": 2.0}
+ABOVE = BOUNDS | {"gap": (0.0, 2.0)}  # none of the sums is negative
 
 
 def told(privacy, problem=STATED):
@@ -70,12 +71,13 @@ def releases(task, data, key):
     return jnp.concatenate([*parts, step / deviation])
 
 
+@pytest.mark.parametrize("ranges", [BOUNDS, ABOVE])
 @pytest.mark.parametrize("seed", range(4))
-def test_neighbours_differ_by_no_more_than_the_noise_is_made_for(seed):
-    task = told(fs.Privacy(epsilon=2.0, delta=1e-5, rounds=3, clip=1.0, ranges=BOUNDS, secret=1))
+def test_neighbours_differ_by_no_more_than_the_noise_is_made_for(seed, ranges):
+    task = told(fs.Privacy(epsilon=2.0, delta=1e-5, rounds=3, clip=1.0, ranges=ranges, secret=1))
     one = examples(seed)
     other = jax.tree.map(np.copy, one)
-    for name, extreme in {"x": -1e4, "v": 1e4, "s": -1e4}.items():
+    for name, extreme in {"x": -1e4, "v": 1e4, "s": [-1e4, -1e4, -1e4, 1e4]}.items():
         other[name][seed] = extreme
     silent = replaced(task, secret=np.zeros(2, np.uint32))
     key = jax.random.key(0)
@@ -85,6 +87,21 @@ def test_neighbours_differ_by_no_more_than_the_noise_is_made_for(seed):
     statistics, update = task.multipliers
     assert float(jnp.sum(said**2)) <= 1.001 / statistics**2
     assert float(jnp.sum(step**2)) <= 1.001 / update**2
+
+
+def test_sums_that_are_never_negative_need_less_noise_for_two_of_them_are_at_right_angles_at_most():
+    key, w = jax.random.key(0), jnp.ones(4)
+    one, other = examples(1), examples(1)
+    one["s"][0], other["s"][0] = [1e4, 0, 0, 0], [0, 0, 1e4, -1e4]
+    variances, moved = [], []
+    for ranges in (BOUNDS, ABOVE):
+        task = told(fs.Privacy(epsilon=2.0, delta=1e-5, rounds=3, clip=1.0, ranges=ranges, secret=1))
+        said = [task.measure(w, jax.tree.map(jnp.asarray, task.prepare_one(data, w)), key)[0] for data in (one, other)]
+        variances.append(float(said[0][1][1]))
+        moved.append(float(jnp.linalg.norm(said[0][0][1] - said[1][0][1])))
+    assert variances[1] == pytest.approx(variances[0] / 2, rel=1e-5)
+    assert moved[1] == pytest.approx(2 * math.sqrt(2), rel=1e-3), "by the whole sensitivity, and no more"
+    assert moved[0] > moved[1]
 
 
 def audited(task, trials=40_000, seed=0):
@@ -119,7 +136,8 @@ def test_the_account_is_that_of_dp_accounting_by_hand():
         accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
         for multiplier in (statistics, update):
             accountant.compose(dp_accounting.GaussianDpEvent(multiplier), rounds)
-        accountant.compose(dp_accounting.GaussianDpEvent(task.noise), 2)  # the values at the end
+        ends = dp_accounting.GaussianDpEvent(task.noise / 2)  # a tenth of 40 rounds is 4, of the values of a model
+        accountant.compose(ends, 2)
         spent = budgeted(fs.FedSGM(0.1, privacy=task.privacy), task, rounds, seed=0, clients=3)
         assert spent[-1] == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-5)
     assert 1.99 < spent[-1] <= 2.0

@@ -133,6 +133,12 @@ class Found:
         chosen = replaced(self.best, w=best[..., None], score=best, evaluated=best, round=best)
         return jax.tree.map(np.where, chosen, self.best, self.least)
 
+    def mean(self, rounds: int) -> Kept:
+        """The average as the answer, of a run of so many rounds; none where it is not a number."""
+        w = self.averages
+        sound = np.isfinite(w).all(axis=-1)
+        return Kept(w, np.float32(np.inf), np.int32(0), np.where(sound, np.int32(rounds), 0))
+
     def averaged(self, w: Any, weight: Any) -> Found:
         """With one iterate more in the average, of the weight that its round gave the objective."""
         total = self.weight + weight
@@ -157,6 +163,16 @@ class Found:
             np.stack([last, self.averages, self.best.w, answer.w]),
             np.stack([np.full_like(made, rounds), np.zeros_like(made), made, answer.round]),
         )
+
+
+def counted(task: Task, before: Any, after: Any, direction: Direction, t: Any) -> tuple[Any, Any]:
+    """The model of round t that goes into the average, and its weight there: the theorems', or a private run's answer.
+
+    In that the model after a round counts by the square of the round's number: the noise of single steps averages out,
+    and the way there counts little, as with the polynomial decay of Shamir and Zhang, *Stochastic gradient descent for
+    non-smooth optimization* (2013).
+    """
+    return (after, jnp.float32(t + 1) ** 2) if isinstance(task, Private) else (before, direction.objective)
 
 
 @struct
@@ -344,11 +360,15 @@ def finished(
     """The result, of the parameters that a run ended with and their values."""
     names = ("objective", *problem.bounds)
     measured = {part: {name: np.asarray(found[name]) for name in names} for part, found in values.items()}
+    if isinstance(problem, Private):  # its answer is of no round
+        history = history | _radii(history, values["train"], problem.bounds)
+    else:
+        measured["train"] = _as_recorded(measured["train"], history, ends.rounds)
     return Result(
         **{kind: unflatten(vectors) for kind, vectors in zip(KINDS, ends.vectors, strict=True)},
         history=columns(history, problem),
         answer_round=ends.rounds[KINDS.index("answer")].astype(np.int64),
-        values=measured | {"train": _as_recorded(measured["train"], history, ends.rounds)},
+        values=measured,
         ranges={name: (float(low), float(high)) for name, (low, high) in problem.ranges.items()},
         settings=settings,
         module=getattr(problem, "module", None),
@@ -367,6 +387,15 @@ def _as_recorded(
     if "evaluated" in history:
         known &= history["evaluated"][place] >= history["evaluated"][:, -1]
     return {name: np.where(known, history[name][place], found) for name, found in values.items()}
+
+
+def _radii(history: Mapping[str, np.ndarray], values: Mapping[str, Any], bounds: Iterable[str]) -> dict[str, Any]:
+    """How far noise may have moved the values at the end: the furthest of all models that were measured."""
+    found = {}
+    for name in (f"{bound}_radius" for bound in bounds):
+        found[name] = np.array(history[name])
+        found[name][:, -1] = np.nanmax(np.asarray(values[name]), axis=0)
+    return found
 
 
 def check_promise(result: Result, problem: Task, clients: Any = None, params: Any = None) -> None:

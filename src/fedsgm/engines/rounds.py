@@ -241,7 +241,7 @@ def one_round(
 
     if task.task.inspects:
         info |= jax.tree.map(jnp.mean, work.joined(each(inspect, work, t, kept)))
-    found = state.found.averaged(w, direction.objective)
+    found = state.found.averaged(*recording.counted(task.task, w, server.replica, direction, t))
     if program.evaluate_every is not None:
         values, worst = _true_values(program, task, data, server.replica, t)
         found = found.compared(server.replica, values["objective"], worst, program.n, t + 1)

@@ -314,7 +314,8 @@ class Run:
 
     def ends(self) -> Ends:
         found, last = jax.tree.map(np.asarray, (self.state.found, self.state.server.replica))
-        ends = found.ends(last, self.done)
+        private = isinstance(self.ground.program.task.task, Private)
+        ends = found.ends(last, self.done, found.mean(self.done) if private else None)
         if not ((ends.rounds >= 0) & (ends.rounds <= self.done)).all():
             raise CheckpointError("the checkpoint has found something in a round that there was none of; start again")
         return ends

@@ -193,9 +193,9 @@ def absurd(updates: Mapping[int, Update], usual: float) -> Reasons:
     return {client: why for client, update in updates.items() if 0 < longest < update.norm}
 
 
-def values_of(program: Program, found: Mapping[bytes, Any], ends: Ends) -> dict[str, np.ndarray]:
+def values_of(found: Mapping[bytes, Any], ends: Ends) -> dict[str, np.ndarray]:
     """[kind, seed] of what was found; not a number where there is nothing to measure."""
-    nothing = dict.fromkeys(("objective", *program.task.task.bounds), np.float32(np.nan))
+    nothing = dict.fromkeys(next(iter(found.values()))[0], np.float32(np.nan))
     rows = [found.get(w.tobytes(), (nothing,))[0] for w in ends.vectors]
     return {name: np.array([[row[name]] for row in rows], np.float32) for name in nothing}
 

@@ -44,4 +44,4 @@ def held_out(run: Run, ends: Ends, program: Program) -> dict[str, np.ndarray] | 
     if not evaluations:
         return None
     found = {model: program.summarise([e[i] for e in evaluations.values()]) for i, model in enumerate(models)}
-    return values_of(program, found, ends)
+    return values_of(found, ends)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from fedsgm.federation.protocol import Kind
-from fedsgm.privacy.accounting import FINALS
 from fedsgm.privacy.private import Private
 
 SPENT = "its privacy budget is spent"
@@ -31,12 +30,12 @@ class Ledger:
         share = self._task.of_statistics
         if kind == Kind.UPDATE:
             return 1 - share
-        return share * bool(kind & Kind.MEASURE) + FINALS * bool(kind & Kind.EVALUATE)
+        return share * bool(kind & Kind.MEASURE) + self._task.of_ends * bool(kind & Kind.EVALUATE)
 
     def affords(self, account: Any, *kinds: Kind) -> bool:
         """Whether a client can be asked for all of these."""
         cost, ends = sum(map(self.cost, kinds)), any(kind & Kind.EVALUATE for kind in kinds)
-        most = self._task.privacy.rounds + (FINALS if ends else 0)  # which are kept for the end
+        most = self._task.privacy.rounds + (self._task.of_ends if ends else 0)  # which are kept for the end
         return not cost or account.spent + cost <= most + _SLACK
 
     def charge(self, account: Any, kind: Kind, version: int, payload: bytes) -> None:
@@ -50,7 +49,7 @@ class Ledger:
     def charge_unknown(self, accounts: Iterable[Any], ended: bool) -> None:
         """Everybody, for what a server that was stopped may have asked for: a round, or the values at the end."""
         for account in accounts:
-            account.spent += FINALS if ended else 1
+            account.spent += self._task.of_ends if ended else 1
 
     def epsilon(self, accounts: Iterable[Any]) -> np.float32:
         """Of the client that has spent most."""

@@ -141,9 +141,10 @@ class Run:
             self.accounts[client].answered += 1
         if len(tried.who) > 1:  # who is always alone has nothing to be held against
             self.usual = max(self.usual, usual_length(tried.updates))
-        self.found = self.found.averaged(self.model.replica, direction.objective)
-        self.model = self.model.after(data)
-        self.server = replaced(after, replica=self.model.replica)
+        before, self.model = self.model.replica, self.model.after(data)
+        task, now = self.program.task.task, self.model.replica
+        self.found = self.found.averaged(*recording.counted(task, before, now, direction, t))
+        self.server = replaced(after, replica=now)
         self._record(t, {"participants": np.array(tried.who, np.int32)} | seen)
         sizes = [update.size for update in tried.updates.values()]
         statistics, everybody = tried.statistics.values(), len(self.accounts)
@@ -237,12 +238,14 @@ class Run:
         self.count_frames()
         self._ask(False)
         answer = self._answer(found, len(evaluations))
+        if isinstance(self.program.task.task, Private):
+            answer = self.found.mean(self.rounds)
         ends = self.found.ends(self.model.replica, self.rounds, answer)
         others = [{name: float(value) for name, value in found[w.tobytes()][0].items()} for w in self.beside]
         # the parameters themselves, or where they are none of these, the last
         place = next((i for i, model in enumerate(models) if model.tobytes() == np.asarray(answer.w).tobytes()), 0)
         own = self._own({client: each[place] for client, each in evaluations.items()})
-        return ends, values_of(self.program, found, ends) | own, others
+        return ends, values_of(found, ends) | own, others
 
     def _measured_before(self) -> dict[bytes, tuple[Mapping[str, Any], Any]]:
         """The values of models that are not measured once more at the end."""

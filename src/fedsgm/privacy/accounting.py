@@ -1,8 +1,9 @@
 """The account of a private run, by dp-accounting: how much noise a budget needs, and what rounds have spent.
 
 A round is two releases, of statistics and of updates, each a Gaussian mechanism whose noise is so many times its
-sensitivity, by the one that hides. At the end the values of two models are measured, the last one's and the average's.
-Gaussian mechanisms add up: what was spent is counted in rounds, and the values of a model are worth one.
+sensitivity, by the one that hides. At the end the values of two models are measured, the last one's and the answer's.
+Gaussian mechanisms add up: what was spent is counted in rounds, and the values of a model are worth a tenth of all
+rounds, so that noise of the verdict is less than a round's.
 """
 
 from __future__ import annotations
@@ -19,11 +20,17 @@ from fedsgm.base.errors import SettingError
 from fedsgm.core.drawing import RoundKeys
 
 FINALS = 2  # models whose values are released at the end
+_WORTH = 0.1  # of all rounds, what those of one model may spend, if that is a round or more
 
 
 def parts(noise: Any, share: float) -> tuple[Any, Any]:
     """The multipliers of a round's statistics and of its update, which together are as one of ``noise``."""
     return noise / math.sqrt(share) if share else math.inf, noise / math.sqrt(1 - share)
+
+
+def of_values(rounds: int) -> float:
+    """The rounds' worth that the values of one model at the end are."""
+    return max(1.0, _WORTH * rounds)
 
 
 def round_of(noise: float, share: float) -> Any:
@@ -37,7 +44,7 @@ def round_of(noise: float, share: float) -> Any:
 def run_of(noise: float, share: float, rounds: int) -> Any:
     """What a whole run releases."""
     dp = _library()
-    finals = dp.SelfComposedDpEvent(dp.GaussianDpEvent(noise), FINALS)
+    finals = dp.SelfComposedDpEvent(dp.GaussianDpEvent(noise / math.sqrt(of_values(rounds))), FINALS)
     return dp.ComposedDpEvent([dp.SelfComposedDpEvent(round_of(noise, share), rounds), finals])
 
 

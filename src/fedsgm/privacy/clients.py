@@ -18,8 +18,9 @@ from fedsgm.base.structs import hidden, struct
 from fedsgm.core.feedback import Summed
 from fedsgm.core.pooling import SURE, Heard, count_of
 from fedsgm.core.problem import Problem
+from fedsgm.core.quantities import Statistic
 from fedsgm.core.rules import Direction, Measured
-from fedsgm.privacy.private import Private, cut, with_noise
+from fedsgm.privacy.private import Private, apart, shortened, with_noise
 from fedsgm.privacy.settings import Privacy
 
 _UPDATE = 2  # of what a server's key is folded in with: 1 is the broadcast's
@@ -66,11 +67,11 @@ class PrivateClients(Private):
 
     def hide(self, evaluations: Any, w: jax.Array) -> Any:
         """What all clients say of a model, with noise: the same again for the same model."""
-        sigmas = self.deviations(self.noise, ("objective", *self.problem.names))
+        sigmas = self.deviations(self.at_end, ("objective", *self.problem.names))
         return self._hidden(evaluations, sigmas, count_of(evaluations, None), self._key(jax.random.key(0), w))
 
     def summarise(self, evaluations: Any) -> tuple[dict[str, jax.Array], jax.Array]:
-        sigmas = self.deviations(self.noise, ("objective", *self.problem.names))
+        sigmas = self.deviations(self.at_end, ("objective", *self.problem.names))
         radius = SURE * self._spread(self.quantities, evaluations, sigmas, count_of(evaluations, None))[1:]
         return self.with_radii(*self.problem.summarise(evaluations), radius)
 
@@ -88,8 +89,7 @@ class PrivateClients(Private):
         """Of the noise that the sums over clients of these quantities need, which are told together."""
         found = []
         for name in names:
-            known = self.privacy.range_of(name)
-            sensitivity = known[1] - known[0] if isinstance(known, tuple) else 2 * known  # type: ignore[operator]
+            sensitivity = apart(self.quantity(name), self.privacy.range_of(name))
             found.append(multiplier * math.sqrt(len(names)) * sensitivity)
         return found
 
@@ -97,14 +97,16 @@ class PrivateClients(Private):
         """A client's statistics, cut to their ranges."""
         found = []
         for each, name in zip(said, names, strict=True):
-            known = self.privacy.range_of(name)
-            if isinstance(known, tuple):
-                found.append(jnp.clip(jnp.nan_to_num(each, nan=known[0]), *known))
+            known: Any = self.privacy.range_of(name)
+            if isinstance(self.quantity(name), Statistic):
+                row = jax.tree.map(lambda a: jnp.nan_to_num(a.astype(jnp.float32))[None], each)
+                found.append(jax.tree.map(lambda a: a[0], shortened(row, known)))
             else:
-                sums = jax.tree.map(lambda a: jnp.nan_to_num(a.astype(jnp.float32)), each)
-                part = cut(jax.tree.map(lambda a: a[None], sums), known)[0]
-                found.append(jax.tree.map(lambda a, part=part: part * a, sums))
+                found.append(jnp.clip(jnp.nan_to_num(each, nan=known[0]), *known))
         return tuple(found)
+
+    def quantity(self, name: str) -> Any:
+        return dict(zip(("objective", *self.problem.names), self.quantities, strict=True))[name]
 
     def _hidden(self, said: Any, sigmas: list[Any], count: Any, key: jax.Array) -> tuple[Any, ...]:
         """Everybody's statistics, moved by an equal part of the noise, so that the sums have all of it."""

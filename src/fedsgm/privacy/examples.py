@@ -20,7 +20,7 @@ from fedsgm.core.problem import Problem
 from fedsgm.core.quantities import Statistic
 from fedsgm.core.robust import believed
 from fedsgm.core.rules import Direction, Measured
-from fedsgm.privacy.private import Private, cut, with_noise
+from fedsgm.privacy.private import Private, apart, cut, shortened, with_noise
 from fedsgm.privacy.settings import Privacy
 
 
@@ -81,9 +81,9 @@ class PrivateExamples(Private):
         return with_noise(total, deviation, self._key(key))
 
     def evaluate(self, params: Any, data: Examples, key: jax.Array) -> Any:
-        """The values of a model, for those at the end; their noise is as that of a whole round."""
+        """The values of a model, for those at the end; their noise is less than that of a round."""
         which = range(len(self.quantities))
-        sums, variances = self._noised(params, data, which, self.noise, self._key(key, params, data.examples))
+        sums, variances = self._noised(params, data, which, self.at_end, self._key(key, params, data.examples))
         return self.problem.evaluated(sums, self.problem._sizes(data)), variances
 
     def summarise(self, evaluations: Any) -> tuple[dict[str, jax.Array], jax.Array]:
@@ -98,18 +98,15 @@ class PrivateExamples(Private):
         names = ("objective", *self.problem.names)
         sums, variances = [], []
         for i in which:
-            quantity, weights, known = self.quantities[i].base, data.weights[i], self.privacy.range_of(names[i])
-            if isinstance(known, tuple):
-                each: Any = jnp.clip(jax.vmap(quantity.fn, (None, 0))(params, data.examples), *known)
-                total, sensitivity = weights @ each, (known[1] - known[0]) * jnp.max(weights)
+            quantity, weights = self.quantities[i].base, data.weights[i]
+            known: Any = self.privacy.range_of(names[i])
+            if isinstance(quantity, Statistic):
+                each: Any = jax.vmap(quantity.sums, (None, 0))(params, data.examples)
+                each = shortened(jax.tree.map(lambda a: a.astype(jnp.float32), each), known)
+                total = jax.tree.map(lambda a, weights=weights: jnp.tensordot(weights, a, 1), each)
             else:
-                assert known is not None
-                each = jax.vmap(quantity.sums, (None, 0))(params, data.examples)
-                each = jax.tree.map(lambda a: a.astype(jnp.float32), each)
-                part = weights * cut(each, known)
-                total = jax.tree.map(lambda a, part=part: jnp.tensordot(part, a, 1), each)
-                sensitivity = 2 * jnp.float32(known) * jnp.max(weights)
-            sigma = multiplier * math.sqrt(len(which)) * sensitivity
+                total = weights @ jnp.clip(jax.vmap(quantity.fn, (None, 0))(params, data.examples), *known)
+            sigma = multiplier * math.sqrt(len(which)) * apart(quantity, known) * jnp.max(weights)
             sums.append(with_noise(total, sigma, jax.random.fold_in(key, i)))
             variances.append(sigma**2)
         return tuple(sums), jnp.stack(variances) if variances else jnp.zeros(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.core.problem import Problem
+from fedsgm.core.quantities import Statistic
 from fedsgm.privacy import accounting
 from fedsgm.privacy.settings import Privacy
 
@@ -68,6 +70,16 @@ class Private:
         """Of a round's statistics and of its update."""
         return accounting.parts(self.noise, self.of_statistics)
 
+    @property
+    def of_ends(self) -> float:
+        """What the values at the end may spend, in rounds' worth."""
+        return accounting.FINALS * accounting.of_values(self.privacy.rounds)
+
+    @property
+    def at_end(self) -> Any:
+        """The multiplier of the values of a model at the end."""
+        return self.noise / math.sqrt(accounting.of_values(self.privacy.rounds))
+
     def epsilons(self, spent: Any) -> np.ndarray:
         """What it comes to where so many rounds' worth was released."""
         return accounting.epsilons(float(self.noise), self.privacy.delta, spent)
@@ -108,6 +120,21 @@ def cut(each: Any, bound: Any) -> jax.Array:
     leaves = jax.tree.leaves(each)
     squares = sum(jnp.sum(a.reshape(len(a), -1) ** 2, axis=1) for a in leaves)
     return jnp.minimum(1, (1 - _ROUNDING) * bound / jnp.maximum(jnp.sqrt(squares), jnp.finfo(jnp.float32).tiny))
+
+
+def shortened(sums: Any, known: Any) -> Any:
+    """Rows of a statistic's sums, as far as their range lets them be: ``length``, or ``(0.0, length)``."""
+    if isinstance(known, tuple):
+        sums, known = jax.tree.map(lambda a: jnp.maximum(a, 0), sums), known[1]
+    part = cut(sums, known)
+    return jax.tree.map(lambda a: part.reshape(-1, *[1] * (a.ndim - 1)) * a, sums)
+
+
+def apart(quantity: Any, known: Any) -> float:
+    """How far what two say of it can be apart: of vectors without negative entries, sqrt(2) lengths, of others two."""
+    if not isinstance(quantity, Statistic):
+        return known[1] - known[0]
+    return math.sqrt(2) * known[1] if isinstance(known, tuple) else 2 * known
 
 
 def with_noise(total: Any, deviation: Any, key: jax.Array) -> Any:

@@ -37,8 +37,8 @@ class Privacy:
         clip: the length to which one example's gradient, of the mixed objective and constraints, is cut; or that of
             one client's message.
         ranges: what one example, or one client, can say of the objective and of each constraint, by name: of a
-            ``Mean`` the least and the largest value, of a ``Statistic`` how long its sums can be; what is beyond is
-            cut.
+            ``Mean`` the least and the largest value, of a ``Statistic`` how long its sums can be, or ``(0.0, length)``
+            where none of them is ever negative, which needs less noise; what is beyond is cut.
         share: of the budget of a round, that of the constraints' statistics; the rest is the update's.
         unit: whose data is hidden, an ``"example"`` or a whole ``"client"``.
         secret: of the noise; drawn from the operating system unless told, which is for tests: who knows it can take

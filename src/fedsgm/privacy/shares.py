@@ -19,6 +19,7 @@ import numpy as np
 
 from fedsgm.base.errors import SettingError
 from fedsgm.core.feedback import compressor_of
+from fedsgm.core.quantities import Statistic
 from fedsgm.core.shared import SharedK
 from fedsgm.privacy.clients import PrivateClients
 from fedsgm.privacy.secure import SEED, stream, threshold
@@ -55,17 +56,18 @@ def of_values(task: Any, told: tuple[Any, Any, Any], unit: float, clients: int) 
     every = ("objective", *task.problem.names)
     groups = [] if statistics is None else _groups(task, statistics, task.problem.names, task.multipliers[0])
     for each in evaluations or ():
-        groups += _groups(task, each, every, task.noise)
+        groups += _groups(task, each, every, task.at_end)
     hidden = [_hidden(*group, unit, clients) for group in groups]
     return np.concatenate(hidden) if hidden else np.zeros(0, np.int64)
 
 
 def _groups(task: PrivateClients, said: Any, names: Any, multiplier: Any) -> list[tuple[np.ndarray, Any, float]]:
-    """Of each quantity its numbers, its range, and the deviation of its sum's noise."""
+    """Of each quantity its numbers, the range of each number of a mean, and the deviation of its sum's noise."""
     found = []
     for each, name, sigma in zip(said, names, task.deviations(multiplier, names), strict=True):
         values = np.concatenate([np.ravel(leaf).astype(np.float64) for leaf in jax.tree.leaves(each)])
-        found.append((values, task.privacy.range_of(name), float(sigma)))
+        known = None if isinstance(task.quantity(name), Statistic) else task.privacy.range_of(name)
+        found.append((values, known, float(sigma)))
     return found
 
 
@@ -80,7 +82,7 @@ def _hidden(values: np.ndarray, known: Any, sigma: float, unit: float, clients: 
     grid = max(unit, 2.0 ** math.floor(math.log2(share / _FINE)))
     if share < LEAST * grid:
         raise SettingError(f"secure: noise of deviation {share:.2g} is too little for the fixed point of statistics")
-    if isinstance(known, tuple):
+    if known is not None:
         whole = np.clip(np.rint(values / grid), math.ceil(known[0] / grid), math.floor(known[1] / grid))
     else:
         whole = np.trunc(values / grid)

@@ -61,7 +61,7 @@ def budgeted(algorithm: Any, problem: Private, rounds: int, seed: int, clients: 
             f"rounds={rounds}, but the privacy budget is for {most}{drawn}; set Privacy(rounds="
             f"{math.ceil(spent[-1] - _SLACK)})"
         )
-    spent[-1] += accounting.FINALS
+    spent[-1] += problem.of_ends
     return problem.epsilons(spent)
 
 
@@ -111,9 +111,10 @@ def _check_ranges(privacy: Privacy, problem: Problem) -> None:
     for name, quantity in zip(("objective", *problem.names), problem.quantities, strict=True):
         known = privacy.range_of(name)
         if isinstance(quantity, Statistic):
-            if not isinstance(known, float):
+            if known is None or (isinstance(known, tuple) and known[0] != 0):
                 raise SettingError(
                     f"Privacy: declare how long one {privacy.unit}'s sums of {name!r} can be, ranges={{{name!r}: 1.5}}"
+                    ", or (0.0, 1.5) if none is ever negative"
                 )
         elif not isinstance(known, tuple):
             raise SettingError(

@@ -33,7 +33,7 @@ def _panel(axis: Any, result: Result, name: str) -> None:
     values = result.history[name]
     _spread(axis, result.history, name)
     _lines(axis, values, result.settings["seeds"])
-    _answers(axis, values, result.answer_round)
+    _answers(axis, result, name)
     told = f"{name} {'of each client' if f'{name}_best' in result.history else 'over all clients'}"
     axis.grid(alpha=0.25)
     if name in result.bounds:
@@ -69,9 +69,11 @@ def _spread(axis: Any, history: dict[str, np.ndarray], name: str) -> None:
     axis.plot(measured + 1, median[measured], color="tab:gray", linewidth=1.0, label="median client")
 
 
-def _answers(axis: Any, values: np.ndarray, rounds: np.ndarray) -> None:
-    """A mark where each seed's answer was found."""
+def _answers(axis: Any, result: Result, name: str) -> None:
+    """A mark where each seed's answer was found; a private run's is at the end, and no round's."""
+    rounds = result.answer_round
     seeds = np.flatnonzero(rounds)
-    found = values[seeds, rounds[seeds] - 1]
+    of_rounds = result.history[name][seeds, rounds[seeds] - 1]
+    found = result.values["train"][name][-1, seeds] if result.private else of_rounds
     label = "answer" if len(rounds) == 1 else "answers"
     axis.plot(rounds[seeds], found, color="black", linestyle="none", marker="D", markersize=4.5, label=label, zorder=3)

@@ -15,6 +15,8 @@ def verdict(result: Result) -> str:
 
 def found(result: Result) -> str:
     """The round that the answer is of, or the range over seeds; and of how many it was chosen, if not of all."""
+    if result.private:
+        return "the mean of its models, later ones counting more"
     first, last = result.answer_round.min(), result.answer_round.max()
     told = f"round {first}" if first == last else f"rounds {first} .. {last}"
     measured = int(result.evaluated().sum())
@@ -160,7 +162,7 @@ def judged(values: np.ndarray, allowed: tuple[float, float]) -> str:
 def _rounds(result: Result) -> list[str]:
     history, settings = result.history, result.settings
     method = Method.of(settings)
-    lines = [_other(result, kind) for kind in ("last", "average")]
+    lines = [_other(result, kind) for kind in (("last",) if result.private else ("last", "average"))]
     if result.bounds:
         recent = result.excess_history()[:, -RECENT:]
         measured = int(result.evaluated()[-RECENT:].sum())
