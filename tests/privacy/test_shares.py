@@ -47,6 +47,19 @@ def test_what_is_rounded_is_no_longer(monkeypatch):
     np.testing.assert_allclose(high - low, expected, atol=1e-2)
 
 
+def test_sums_that_are_never_negative_are_rounded_to_no_more_length(monkeypatch):
+    monkeypatch.setattr(shares, "discrete", lambda _, size: np.zeros(size, np.int64))
+    sums = fs.Statistic(lambda _, e: e["s"] + 0.0, lambda total: total[0], name="sums")
+    given = {"epsilon": 1.0, "delta": 1e-2, "rounds": 1, "clip": 1.0, "unit": "client"}
+    privacy = fs.Privacy(**given, ranges={"objective": (-1.0, 1.0), "sums": (0.0, 1.0)})
+    task = guarded(fs.FedSGM(1.0, uplink=LINK, privacy=privacy), fs.Problem(PROBLEM.objective, [sums <= 0.1]))
+    (said,) = task._within((np.float32([3, -4, 4]),), ("sums",))
+    np.testing.assert_allclose(said, [0.6, 0, 0.8], rtol=1e-4)
+    whole = shares.of_values(task, ((said,), None, None), UNIT, CLIENTS) * UNIT
+    assert (whole <= np.asarray(said)).all()
+    np.testing.assert_allclose(whole, said, atol=0.01)
+
+
 def audited(noise):
     """All that a server sees of a round and of the end: sums over the fewest clients that there can be."""
     task = task_of()
