@@ -45,11 +45,12 @@ class Result:
             the model that the round produced.
         answer: the parameters to take, with a leading axis of seeds where several were run: of the rounds whose true
             values were measured, the one within every bound that has the lowest objective; where none was within, the
-            least violated one. NaN only where no round's values were finite.
-        answer_round: the round, counted from 1, that produced each seed's answer; 0 where there is none.
+            least violated one. NaN only where no round's values were finite. Of a private run it is the ``average``.
+        answer_round: the round, counted from 1, that produced each seed's answer; 0 where there is none. Of a private
+            run the last one.
         last, average, best_feasible: other parameters, of the same form. ``average`` is the theorems' (uniform over
             the feasible rounds for Hard, weights 1 - s for Soft); it and ``best_feasible`` are NaN where no round was
-            feasible.
+            feasible. Of a private run the model after round t counts by t squared.
         values: ``values["train"]["objective"]`` and so on, arrays of shape [4, seeds] in the order of ``KINDS``;
             :meth:`value` has them by name.
         ranges: the values that each constraint allows, from the least to the largest, infinite where there is no bound.
