@@ -30,7 +30,7 @@ from fedsgm.core.rules import Direction, Measured
 from fedsgm.core.task import Algorithm, Task
 from fedsgm.data.clients import Clients, check_finite, length, same_form
 from fedsgm.engines import work
-from fedsgm.privacy.private import Private
+from fedsgm.privacy.private import Private, radii
 from fedsgm.results.method import Method
 from fedsgm.results.result import KINDS, Result, excess
 from fedsgm.theory.estimates import Watched
@@ -166,11 +166,10 @@ class Found:
 
 
 def counted(task: Task, before: Any, after: Any, direction: Direction, t: Any) -> tuple[Any, Any]:
-    """The model of round t that goes into the average, and its weight there: the theorems', or a private run's answer.
+    """The model of round t that goes into the average, and its weight: the theorems', or of a private run its answer's.
 
-    In that the model after a round counts by the square of the round's number: the noise of single steps averages out,
-    and the way there counts little, as with the polynomial decay of Shamir and Zhang, *Stochastic gradient descent for
-    non-smooth optimization* (2013).
+    There the models after rounds count by the squares of these: the noise of steps averages out, the way there counts
+    little (polynomial decay: Shamir and Zhang, *Stochastic gradient descent for non-smooth optimization*, 2013).
     """
     return (after, jnp.float32(t + 1) ** 2) if isinstance(task, Private) else (before, direction.objective)
 
@@ -361,7 +360,7 @@ def finished(
     names = ("objective", *problem.bounds)
     measured = {part: {name: np.asarray(found[name]) for name in names} for part, found in values.items()}
     if isinstance(problem, Private):  # its answer is of no round
-        history = history | _radii(history, values["train"], problem.bounds)
+        history = history | radii(history, values["train"], problem.bounds)
     else:
         measured["train"] = _as_recorded(measured["train"], history, ends.rounds)
     return Result(
@@ -387,15 +386,6 @@ def _as_recorded(
     if "evaluated" in history:
         known &= history["evaluated"][place] >= history["evaluated"][:, -1]
     return {name: np.where(known, history[name][place], found) for name, found in values.items()}
-
-
-def _radii(history: Mapping[str, np.ndarray], values: Mapping[str, Any], bounds: Iterable[str]) -> dict[str, Any]:
-    """How far noise may have moved the values at the end: the furthest of all models that were measured."""
-    found = {}
-    for name in (f"{bound}_radius" for bound in bounds):
-        found[name] = np.array(history[name])
-        found[name][:, -1] = np.nanmax(np.asarray(values[name]), axis=0)
-    return found
 
 
 def check_promise(result: Result, problem: Task, clients: Any = None, params: Any = None) -> None:

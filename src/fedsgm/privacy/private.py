@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -142,6 +143,15 @@ def with_noise(total: Any, deviation: Any, key: jax.Array) -> Any:
     keys = jax.random.split(key, len(leaves))
     noisy = [a + deviation * jax.random.normal(k, a.shape) for a, k in zip(leaves, keys, strict=True)]
     return jax.tree.unflatten(form, noisy)
+
+
+def radii(history: Mapping[str, np.ndarray], values: Mapping[str, Any], bounds: Iterable[str]) -> dict[str, Any]:
+    """How far noise may have moved the values at the end: the furthest of all models that were measured."""
+    found = {}
+    for name in (f"{bound}_radius" for bound in bounds):
+        found[name] = np.array(history[name])
+        found[name][:, -1] = np.fmax.reduce(np.asarray(values[name]), axis=0)
+    return found
 
 
 def _digest(leaf: Any) -> jax.Array:
