@@ -127,7 +127,7 @@ def minority() -> Made:
     return Made(neyman_pearson.neyman_pearson(0.3), clients, params, test, "minority", 0.3, ranges, 1e-3)
 
 
-# The second and third problem have settings that were not tuned; what is kept out of the choice comes last.
+# The second and third problem have settings that were not searched for; what is kept out of the choice comes last.
 OTHERS = {
     "Adult": (adult, {epsilon: CHOSEN[epsilon] for epsilon in (1.0, 3.0)}),
     "law": (law, dict.fromkeys((1.0, 3.0), Setting(60, fs.Adaptive(2.0, margin=0.01)))),
