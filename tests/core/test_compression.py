@@ -1,5 +1,6 @@
 """Every compressor keeps the contract of contraction and error feedback; each then keeps its own promises."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,6 +12,27 @@ from fedsgm import Identity, Layerwise, Natural, Quantize, RandK, ScaledSign, Se
 from fedsgm.core import compression, feedback, shared, wire
 
 LAYERS = (15, 1, 15)
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """Shared-K whose entries the worst history names, those that are least, or the best."""
+
+    compressor: SharedK
+    worst: bool = True
+
+    def compress(self, x, key):
+        many = self.compressor.named(x.shape[-1])
+        order = jnp.argsort(jnp.abs(x) if self.worst else -jnp.abs(x))
+        return self.compressor.compress(x, key, jnp.sort(order[:many]).astype(jnp.int32) if many else None)
+
+    def decompress(self, message, d):
+        return self.compressor.decompress(message, d)
+
+    def contraction(self, d):
+        return self.compressor.contraction(d)
+
+
 COMPRESSORS = [
     Identity(),
     TopK(0.1),
@@ -19,6 +41,10 @@ COMPRESSORS = [
     RandK(count=2),
     SharedK(0.25),
     SharedK(count=2, reach=4, bits=24),
+    Named(SharedK(0.25)),
+    Named(SharedK(0.25), worst=False),
+    Named(SharedK(0.5, history=0.6)),
+    Named(SharedK(count=2, reach=4, bits=24, history=0.5)),
     Quantize("float16"),
     Quantize("float8"),
     Quantize("float4"),
@@ -49,7 +75,7 @@ D = sum(LAYERS)
 
 
 def is_random(compressor):
-    return isinstance(compressor.compressor if isinstance(compressor, Layerwise) else compressor, RANDOM)
+    return isinstance(getattr(compressor, "compressor", compressor), RANDOM)
 
 
 def keys(compressor):
@@ -89,7 +115,7 @@ def vectors(d):
 
 def promised(compressor, x):
     """Whether the contraction is promised of this vector: a fixed point has a reach and a step."""
-    each = compressor.compressor if isinstance(compressor, Layerwise) else compressor
+    each = getattr(compressor, "compressor", compressor)
     if not isinstance(each, SharedK):
         return True
     parts = np.split(x, np.cumsum(LAYERS)[:-1]) if isinstance(compressor, Layerwise) else [x]
@@ -113,8 +139,18 @@ def arrivals(compressor, d):
 def test_every_compressor_is_in_the_list():
     found = [*vars(compression).values(), *vars(shared).values()]
     kinds = {kind for kind in found if isinstance(kind, type) and hasattr(kind, "compress")}
-    assert {type(compressor) for compressor in COMPRESSORS} == kinds - {compression.Compressor}
+    assert {type(compressor) for compressor in COMPRESSORS} - {Named} == kinds - {compression.Compressor}
     assert {c.format for c in COMPRESSORS if isinstance(c, Quantize)} >= set(compression._FLOATS)
+
+
+class Doubling:
+    """A transform."""
+
+    def init(self, _d):
+        return None
+
+    def apply(self, x, state, _key):
+        return 2 * x, state
 
 
 class TestContract:
@@ -277,12 +313,61 @@ class TestSharedK:
 
     def test_contraction_is_tight(self):
         """Half a step is lost of each entry, and the root mean square is one step: a quarter of what is drawn."""
-        compressor = SharedK(0.5)
+        compressor = SharedK(0.5, history=0)
         x = compressor.step * np.where(np.arange(1000) % 8 < 3, 1.5, 0.5).astype(np.float32)
         x = np.where(x > compressor.step, x * (1 - EPS), x)  # not on the tie that is rounded up
         found = jit(jax.vmap(functools.partial(through, compressor), in_axes=(None, 0)))(x, keys(compressor))
         ratio = np.sum((np.asarray(found, np.float64) - x) ** 2, axis=1) / np.sum(x.astype(np.float64) ** 2)
         assert abs(ratio.mean() - (1 - compressor.contraction(1000))) < 4 * ratio.std() / np.sqrt(KEYS)
+
+    def test_contraction_is_tight_where_nothing_is_named_that_is_there(self):
+        """All that is sent is what is drawn of the others: (K - H) of d - H; whole steps, of which nothing is lost."""
+        compressor = SharedK(0.5, history=0.6)
+        x = compressor.step * np.where(np.arange(1000) < 300, 0, 1).astype(np.float32)
+        found = jit(jax.vmap(functools.partial(through, Named(compressor)), in_axes=(None, 0)))(x, keys(compressor))
+        left = np.sum((np.asarray(found, np.float64) - x) ** 2, axis=1) / np.sum(x.astype(np.float64) ** 2)
+        np.testing.assert_allclose(left, 1 - 200 / 700, rtol=1e-6)
+        assert compressor.contraction(1000) == pytest.approx(3 / 4 * 200 / 700)
+
+    @pytest.mark.parametrize("d", [31, 1000])
+    def test_the_named_are_sent_and_of_the_others_all_are_as_likely(self, d):
+        """Also those before, between and after the named, at either end."""
+        compressor, rng = SharedK(0.25), np.random.default_rng(d)
+        k, many = compressor.kept(d), compressor.named(d)
+        named = np.sort(np.append(rng.permutation(d - 2)[: many - 1] + 1, 0)).astype(np.int32)
+        x = jnp.ones(d)
+
+        def one(key):
+            return compressor.decompress(compressor.compress(x, key, named), d)
+
+        sent = np.asarray(jit(jax.vmap(one))(jax.random.split(jax.random.key(5), 4000)))
+        assert (sent.sum(axis=1) == k).all(), "K different entries"
+        assert (sent[:, named] == 1).all()
+        often, share = np.delete(sent, named, axis=1).sum(axis=0), (k - many) / (d - many)
+        assert (np.abs(often - 4000 * share) < 5 * np.sqrt(4000 * share * (1 - share))).all()
+
+    def test_how_many_are_named(self):
+        """One at least is drawn, or nothing would be promised; and where all are sent there is nothing to name."""
+        cases = [(SharedK(0.1), 100, 2), (SharedK(0.1, history=0), 100, 0), (SharedK(0.1, history=0.99), 100, 9)]
+        cases += [(SharedK(count=1, history=0.9), 100, 0), (SharedK(1.0), 100, 0)]
+        for compressor, d, many in cases:
+            assert compressor.named(d) == many
+            found = feedback.history(compressor, d)
+            assert (found is None) == (many == 0)
+            if many:
+                assert found.largest().shape == (many,)
+        assert feedback.history(feedback.chain(Doubling(), SharedK(0.1)), 100).many == 2
+        assert feedback.history(TopK(0.1), 100) is None
+
+    def test_history(self):
+        """By hand: what an entry grew by in a round, times the rounds since it was sent."""
+        history = SharedK(count=3, history=0.7).remember(4)
+        history = history.after(jnp.float32([6, 0, 1, 0]))  # rates 6, ?, 1, ?
+        np.testing.assert_array_equal(history.largest(), [0, 2])
+        history = history.after(jnp.float32([-1, 0, 0, 8]))  # rates -1, ?, 1, 4: the last has grown for two rounds
+        np.testing.assert_array_equal(history.rate, [-1, 0, 1, 4])
+        np.testing.assert_array_equal(history.age, [1, 3, 2, 1])
+        np.testing.assert_array_equal(history.largest(), [2, 3])
 
     def test_the_sum_of_messages_is_exact_and_has_one_support(self):
         compressor, rng = SharedK(0.5, bits=24, reach=1), np.random.default_rng(0)
@@ -301,6 +386,9 @@ class TestSharedK:
             SharedK(0.1, bits=25)
         with pytest.raises(SettingError, match="reach"):
             SharedK(0.1, reach=0)
+        for history in (1.0, -0.1):
+            with pytest.raises(SettingError, match=f"history={history}, but it must be a finite number 0 or more, bel"):
+                SharedK(0.1, history=history)
 
 
 class TestNatural:

@@ -209,6 +209,18 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, clients, p
     assert_identical(resumed, again)
 
 
+def test_what_was_seen_of_sums_is_resumed(tmp_path, clients, problem, params):
+    """Which entries are named after the break depends on what was sent before it."""
+    algorithm = fs.FedSGM(0.1, uplink=fs.SharedK(count=3, history=0.7))
+
+    def run(rounds, **more):
+        return fs.simulate(algorithm, problem, clients, params, rounds=rounds, progress=False, **more)
+
+    run(7, checkpoint=fs.Checkpoint(tmp_path, 7))
+    resumed = run(30, checkpoint=fs.Checkpoint(tmp_path, 7, resume=True))
+    assert_identical(resumed, run(30))
+
+
 def test_resume_on_an_empty_folder_starts(tmp_path, clients, problem, params):
     checkpoint = fs.Checkpoint(tmp_path / "new", 10, resume=True)
     result = fs.simulate(fs.FedSGM(0.1), problem, clients, params, rounds=20, checkpoint=checkpoint, progress=False)

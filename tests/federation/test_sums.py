@@ -10,9 +10,12 @@ import pytest
 from scipy import stats
 
 import fedsgm as fs
+from fedsgm.core.drawing import distinct
 from fedsgm.federation import Program, federate, masking
 from fedsgm.federation.inprocess import Fault, InProcess
-from fedsgm.federation.protocol import Kind, Request
+from fedsgm.federation.program import pack_direction
+from fedsgm.federation.protocol import FrameError, Kind, Request
+from fedsgm.federation.run import Run
 from fedsgm.federation.secure import SecureRun
 from fedsgm.privacy import secure
 from fedsgm.privacy.task import guarded
@@ -77,6 +80,113 @@ def test_every_kind_of_sum(tmp_path, weigh):
         np.testing.assert_allclose(
             found.history[column], expected.history[column], rtol=1e-4, atol=1e-5, err_msg=column
         )
+
+
+NAMED = fs.SharedK(0.3, history=0.5)
+
+
+def sums_and_names(monkeypatch):
+    """A list that gets, of each sum of updates, the numbers, how many clients are in it, and the entries named."""
+    seen, real = [], SecureRun._update
+
+    def update(self, who, direction):
+        updates, reasons = real(self, who, direction)
+        whole = next(iter(updates.values())).message
+        seen.append((np.asarray(whole.codes), len(updates), np.asarray(direction.named), np.asarray(whole.key)))
+        return updates, reasons
+
+    monkeypatch.setattr(SecureRun, "_update", update)
+    return seen
+
+
+@pytest.mark.parametrize("privacy", [False, True])
+def test_the_entries_are_named_by_the_sums_alone(tmp_path, monkeypatch, privacy):
+    """Whoever has the sums of the updates, with their noise, has named the entries of every round: by plain NumPy."""
+    uplink = dataclasses.replace(NAMED, reach=64.0) if privacy else NAMED
+    algorithm = dataclasses.replace(BY_CLIENT if privacy else ALGORITHM, uplink=uplink)
+    seen = sums_and_names(monkeypatch)
+    run(tmp_path, algorithm=algorithm)
+    d, many = 31, uplink.named(31)
+    rate, last = np.zeros(d), np.full(d, -1)
+    assert many == 4
+    for t, (numbers, clients, named, key) in enumerate(seen):
+        grown = np.abs(rate * (t - last))
+        assert np.array_equal(named, np.sort(np.argsort(-grown, kind="stable")[:many])), t
+        others = np.setdiff1d(np.arange(d), named)
+        drawn = others[np.asarray(distinct(jax.random.wrap_key_data(key), len(numbers) - many, d - many))]
+        sent = np.concatenate([named, drawn])[numbers != 0]
+        rate[sent] = (numbers[numbers != 0] * uplink.step / clients) / (t - last[sent])
+        last[sent] = t
+    names = [tuple(named) for _, _, named, _ in seen]
+    assert len(seen) == ROUNDS
+    assert len(set(names)) > 2, "they are others from round to round"
+
+
+def test_named_entries_are_those_of_the_simulated_run(tmp_path):
+    links = {"uplink": NAMED, "downlink": fs.Identity()}
+    algorithm = dataclasses.replace(ALGORITHM, rule=fs.Hard(), participants=4, query="all", **links)
+    drawn = dataclasses.replace(algorithm, uplink=dataclasses.replace(NAMED, history=0))
+    simulated, others = (
+        fs.simulate(each, PROBLEM, CLIENTS, PARAMS, rounds=ROUNDS, progress=False) for each in (algorithm, drawn)
+    )
+    plain, sums = (run(tmp_path / str(secure), secure=secure, algorithm=algorithm) for secure in (False, True))
+    assert_same_iterates(plain, sums)
+    for mine, theirs in zip(*(jax.tree.leaves(each.last) for each in (plain, simulated)), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
+    for way in ("bytes_up", "bytes_down"):
+        np.testing.assert_array_equal(plain.history[way], simulated.history[way])
+    np.testing.assert_array_equal(simulated.history["bytes_up"], others.history["bytes_up"])
+    told = simulated.history["bytes_down"] - others.history["bytes_down"]
+    assert (told == 4 * 4 * 4).all(), "four bytes for each of four entries, to each of four participants"
+
+
+def slope(params, example):
+    return params @ example["c"]
+
+
+def test_no_update_is_lost_where_messages_are_of_named_entries(tmp_path, monkeypatch):
+    """With linear losses every update is -c: what was used and what is in the memory add up to as many as there were.
+
+    One client loses a reply, which goes back into its memory, is away, and comes back in another process.
+    """
+    rng = np.random.default_rng(0)
+    clients = [{"c": rng.normal(size=(1, 20)).astype(np.float32)} for _ in range(5)]
+    start, used, real = np.zeros(20, np.float32), np.zeros((5, 20)), Run._update
+
+    def update(self, who, direction):
+        updates, reasons = real(self, who, direction)
+        for client, each in updates.items():
+            used[client] += self.program.dense(each.message, self.program.algorithm.uplink)
+        return updates, reasons
+
+    monkeypatch.setattr(Run, "_update", update)
+    problem = fs.Problem(slope, [fs.Mean(lambda params, _: params @ params, name="size") <= 1e6])
+    algorithm = fs.FedSGM(0.1, rule=fs.Hard(), uplink=fs.SharedK(0.4, history=0.5))
+    plan = {(5, "client-2"): Fault.LOSE_REPLY, (6, "client-2"): Fault.LOSE_REQUEST}
+    plan |= {(8, "client-2"): Fault.LOSE_REQUEST, (10, "client-2"): Fault.KILL_BEFORE_WRITE}
+    transport = InProcess.of(
+        Program.of(algorithm, problem, start), clients, tmp_path, lambda *where: plan.get(where), secure=False
+    )
+    result = federate(algorithm, problem, transport, start, rounds=9, progress=False, evaluate_every=0)
+    assert result.history["answered"].tolist() == [[5, 5, 4, 4, 4, 4, 5, 5, 5]]
+    for number, name in enumerate(transport.clients()):
+        made = 9 if number != 2 else 6  # that of the reply that was lost among them
+        memory = transport.processes[name].store.read().memory.error
+        np.testing.assert_allclose(used[number] + memory, made * clients[number]["c"][0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("named", [None, [1, 2, 3], [1, 2, 2, 5], [3, 2, 1, 0], [-1, 2, 3, 4], [1, 2, 3, 31]])
+def test_named_entries_that_cannot_be_are_refused(named):
+    """Where there must be four of 31, in ascending order; and any where all are drawn."""
+    for uplink, right in ((NAMED, [0, 4, 29, 30]), (dataclasses.replace(NAMED, history=0), None)):
+        program = Program.of(dataclasses.replace(ALGORITHM, uplink=uplink), PROBLEM, PARAMS)
+        one, entries = np.float32(1), [None if each is None else np.int32(each) for each in (right, named)]
+        found = program.direction(pack_direction(fs.Direction(one, one, None, entries[0])))
+        assert (found.named is None) if right is None else (found.named.tolist() == right)
+        if named is None and right is None:
+            continue
+        with pytest.raises(FrameError, match="not those of the uplink"):
+            program.direction(pack_direction(fs.Direction(one, one, None, entries[1])))
 
 
 # A secure run exchanges keys, meet, and in each round values, tell, update, tell; a plain one values and update.

@@ -56,6 +56,25 @@ def test_what_is_sent_is_no_longer_than_the_clip_and_the_rest_is_remembered(link
         memory = after
 
 
+def test_entries_are_named_by_the_noisy_mean():
+    """What the server remembers of a round is what its step was, noise and all; of a plain run, what was sent."""
+    link = fs.SharedK(0.5)
+    for privacy in (None, PRIVACY):
+        algorithm = dataclasses.replace(
+            ALGORITHM, uplink=link, downlink=fs.Identity(), privacy=privacy, batch_size=None
+        )
+        traced, task = as_float32((algorithm, Flat(guarded(algorithm, PROBLEM), Layout.of(PARAMS))))
+        server = traced.init(task, task.layout.flatten(PARAMS), 5)
+        message = link.compress(jnp.ones(31), jax.random.key(3), server.history.largest())
+        mean = link.decompress(message, 31)
+        after, _ = traced.aggregate(
+            task, server, jax.tree.map(lambda a: jnp.stack([a] * 3), message), jax.random.key(0)
+        )
+        step = (server.replica - after.replica) / 0.1
+        np.testing.assert_allclose(after.history.rate, step, rtol=1e-4, atol=1e-5)
+        assert (np.abs(step - mean).max() < 1e-5) == (privacy is None)
+
+
 def test_a_message_that_is_not_finite_is_not_sent_and_one_that_cannot_be_cut_is_refused():
     update = jnp.array([np.nan, 1.0])
     message, _ = feedback.send(fs.Identity(), Memory(None), update, jax.random.key(0), None, 1.0)

@@ -155,6 +155,7 @@ def check_number(
     above: float | None = None,
     least: float | None = None,
     most: float | None = None,
+    below: float | None = None,
 ) -> None:
     """Refuse what is no finite number in range."""
     number = _number(value)
@@ -163,9 +164,11 @@ def check_number(
         or (above is not None and not number > above)
         or (least is not None and not number >= least)
         or (most is not None and not number <= most)
+        or (below is not None and not number < below)
     ):
         limit = f"above {above:g}" if above is not None else f"{least:g} or more" if least is not None else ""
         limit += "" if most is None else f", at most {most:g}"
+        limit += "" if below is None else f", below {below:g}"
         raise SettingError(f"{owner}: {name}={value!r}, but it must be a finite number {limit}".rstrip())
 
 

@@ -75,7 +75,8 @@ class Server:
 
     ``replica`` is w, the model that every client holds; ``model`` is x, the server's own, which differs from
     it only where the downlink is compressed with error feedback (None otherwise). ``rule`` and ``optimizer`` have the
-    states of these, and ``remembered`` the clients' last statistics, where the estimate is made of them.
+    states of these, ``remembered`` the clients' last statistics, where the estimate is made of them, and ``history``
+    what earlier mean messages tell of where the next ones are large, where the uplink's entries are named by that.
     """
 
     replica: jax.Array
@@ -83,6 +84,7 @@ class Server:
     rule: Any
     optimizer: Any
     remembered: Remembered | None = None
+    history: Any = None
 
 
 @struct
@@ -213,7 +215,8 @@ class FedSGM:
         optimizer = None if self.server is None else self.server.init(w)
         known = statistics() if self.query == "memory" and statistics is not None else None
         remembered = None if known is None else Remembered.nothing(known, clients)
-        return Server(w, model, self.rule.init(self._weighed(task.task)), optimizer, remembered)
+        history = feedback.history(self.uplink, len(w))
+        return Server(w, model, self.rule.init(self._weighed(task.task)), optimizer, remembered, history)
 
     def init_memory(self, d: int) -> Memory:
         """A client's: e_j = 0."""
@@ -251,6 +254,8 @@ class FedSGM:
         noise = 0.0 if getattr(self.rule, "averages", False) else measured.radius  # which cancels where it is added up
         margins = (self._margin(measured, len(who) / clients) + noise) / measured.scales
         direction, rule = self._decided(measured, margins, server.rule)
+        if server.history is not None:
+            direction = replaced(direction, named=server.history.largest())
         return direction, replaced(server, rule=rule), measured
 
     def _decided(self, measured: Measured, margins: jax.Array, state: Any) -> tuple[Direction, Any]:
@@ -313,7 +318,8 @@ class FedSGM:
             return path.after(tau, total, self.eta, share, jax.random.fold_in(key, 2 + tau))
 
         update = path.update(jax.lax.fori_loop(0, self.local_steps, step, path.nothing))
-        return feedback.send(self.uplink, memory, update, jax.random.fold_in(key, 1), shared, feedback.longest(self))
+        key, longest = jax.random.fold_in(key, 1), feedback.longest(self)
+        return feedback.send(self.uplink, memory, update, key, shared, longest, direction.named)
 
     def summed(self, total: Summed, messages: Message) -> Summed:
         """Server: what :meth:`aggregate` needs of messages, once these are added to others' total."""
@@ -342,12 +348,14 @@ class FedSGM:
     ) -> tuple[Server, Message]:
         """Server: one projected step along the mean message, and what is sent to all (lines 29-34, 38)."""
         sums = messages if isinstance(messages, Summed) else self._added_up(messages, len(server.replica))
-        moved, optimizer = self._step(server, sums.mean(task.task, key))
+        mean = sums.mean(task.task, key)
+        moved, optimizer = self._step(server, mean)
         model = task.project(self.project, moved)
         broadcast = feedback.broadcast(self.downlink, server.replica, model, jax.random.fold_in(key, 1))
         replica = self.receive(server.replica, broadcast)
         own = None if server.model is None else model
-        return replaced(server, replica=replica, model=own, optimizer=optimizer), broadcast
+        history = None if server.history is None else server.history.after(mean)
+        return replaced(server, replica=replica, model=own, optimizer=optimizer, history=history), broadcast
 
     def _added_up(self, messages: Message, d: int) -> Summed:
         return self.summed(Summed.nothing(d), messages) if self.robust is None else self.screened(messages, d, None)[0]

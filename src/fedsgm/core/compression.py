@@ -48,12 +48,16 @@ class Coded:
 
 @struct
 class Fixed:
-    """Whole numbers of ``bits`` bits for some of ``size`` entries: those that the random ``key`` draws."""
+    """Whole numbers of ``bits`` bits for some of ``size`` entries: those that are named, and that the ``key`` draws.
+
+    Those that are ``named``, if any are, do not travel with it: the server has told them all clients of the round.
+    """
 
     codes: jax.Array
     key: jax.Array
     size: int = static()
     bits: int = static()
+    named: Any = None
 
 
 Message = Any  # Dense, Sparse, Coded, Fixed, or a tuple of them: what the matching codec can put on the wire

@@ -105,6 +105,12 @@ class Memory:
     transforms: tuple[Any, ...] = ()
 
 
+def history(uplink: Uplink, d: int) -> Any:
+    """What the server remembers of mean messages, where the uplink's compressor sends entries by that; else None."""
+    compressor = compressor_of(uplink)
+    return compressor.remember(d) if hasattr(compressor, "remember") else None
+
+
 def longest(algorithm: Any) -> Any:
     """What messages are cut to, where one must not tell too much of its client; None where they are not."""
     return getattr(getattr(algorithm, "privacy", None), "longest", None)
@@ -124,11 +130,12 @@ def send(
     key: jax.Array,
     shared: jax.Array | None = None,
     longest: Any = None,
+    named: jax.Array | None = None,
 ) -> tuple[Message, Memory]:
     """EF14, on a client: transform the update, compress memory + update, keep what was left out.
 
-    v = C(e + Delta), e <- e + Delta - v. A compressor that is the same for all clients has the ``shared`` key. Where
-    no message may be longer than ``longest``, v is cut to that.
+    v = C(e + Delta), e <- e + Delta - v. A compressor that is the same for all clients has the ``shared`` key, and the
+    entries that are ``named``. Where no message may be longer than ``longest``, v is cut to that.
     """
     states = []
     for i, (transform, state) in enumerate(zip(transforms_of(uplink), memory.transforms, strict=True)):
@@ -138,7 +145,8 @@ def send(
     if shared is not None and getattr(compressor, "shared", False):
         key = shared
     target = update if memory.error is None else memory.error + update
-    message = compressor.compress(target, key)
+    told: Any = () if named is None else (named,)
+    message = compressor.compress(target, key, *told)
     if longest is not None:
         message = shortened(message, _added(compressor, jnp.zeros_like(target), message), longest)
     if memory.error is None:

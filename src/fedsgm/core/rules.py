@@ -86,12 +86,14 @@ class Direction:
     """The weights of the gradients, and what a client needs to form the constraints'.
 
     ``constraint`` is one weight, of the gradient that the problem follows when there are several, or one for each
-    constraint. ``guide`` comes from the problem: which constraint is the active one.
+    constraint. ``guide`` comes from the problem: which constraint is the active one. ``named`` are the entries that an
+    uplink with a :class:`~fedsgm.core.shared.History` has all clients send.
     """
 
     objective: jax.Array
     constraint: jax.Array
     guide: Any = None
+    named: Any = None
 
     @property
     def weight(self) -> jax.Array:

@@ -108,9 +108,9 @@ class Update:
     norm: float
 
     @classmethod
-    def read(cls, content: bytes, program: Program) -> Update:
+    def read(cls, content: bytes, program: Program, named: np.ndarray | None = None) -> Update:
         uplink = program.algorithm.uplink
-        message = program.decode(content, uplink)
+        message = program.decode(content, uplink, named)
         norm = float(np.linalg.norm(program.dense(message, uplink).astype(np.float64)))
         if not np.isfinite(norm):
             raise FrameError(NOT_FINITE)

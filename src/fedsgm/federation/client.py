@@ -23,7 +23,6 @@ from fedsgm.base.errors import CheckpointError
 from fedsgm.base.files import write_atomically
 from fedsgm.core import feedback
 from fedsgm.core.compression import Identity
-from fedsgm.core.rules import Direction
 from fedsgm.engines import checkpoint
 from fedsgm.engines.checkpoint import Saved
 from fedsgm.federation.limits import Limits
@@ -38,12 +37,12 @@ from fedsgm.federation.protocol import (
     checksum_of,
     pack,
     told,
-    unpack,
 )
 
 log = logging.getLogger(__name__)
 
 _AHEAD = 30 * 86_400 * 10**9  # nanoseconds by which a server's clock may be ahead of a client's
+_CHECKSUM = 4  # bytes of a model's, before the direction
 WELCOME = struct.Struct("<IIH")  # before a whole model: fingerprint, seed, the client's number
 
 
@@ -290,13 +289,13 @@ class Client:
 
     def _update(self, asked: Request, state: State) -> bytes:
         """The message of this round: the one that was made already, or a new one, on disk before it is sent."""
-        memory, made_of = state.memory, asked.replica.to_bytes(4, "little") + asked.payload
+        memory, made_of = state.memory, asked.replica.to_bytes(_CHECKSUM, "little") + asked.payload
         if state.sent is not None:
             if (state.sent.round, state.sent.made_of) == (asked.round, made_of):
                 return state.sent.message
             memory = self._settled(state, state.sent, asked)
         kept = self._kept(state)
-        direction = Direction(*unpack(asked.payload))
+        direction = self.program.direction(asked.payload)
         at = At.of(state.seed, asked.round, state.client)
         message, after = self.program.local_update(state.replica, direction, self.data, kept, memory, at)
         vector = self.program.dense(message, self.program.algorithm.uplink)
@@ -320,5 +319,6 @@ class Client:
         if sent.round >= asked.round or self.program.algorithm.robust is not None:
             return sent.before
         uplink = self.program.algorithm.uplink
-        vector = self.program.dense(self.program.decode(sent.message, uplink), uplink)
+        named = self.program.direction(sent.made_of[_CHECKSUM:]).named
+        vector = self.program.dense(self.program.decode(sent.message, uplink, named), uplink)
         return feedback.take_back(state.memory, sent.before, vector)

@@ -23,7 +23,7 @@ from fedsgm.base.cache import use_compilation_cache
 from fedsgm.base.describe import describe
 from fedsgm.base.errors import SettingError, WireError
 from fedsgm.base.layout import Layout, start_of
-from fedsgm.base.structs import as_float32, struct
+from fedsgm.base.structs import as_float32, replaced, struct
 from fedsgm.core import feedback, wire
 from fedsgm.core.algorithm import FedSGM, Flat
 from fedsgm.core.compression import Message
@@ -32,7 +32,7 @@ from fedsgm.core.feedback import Uplink, compressor_of
 from fedsgm.core.rules import Direction
 from fedsgm.core.task import Task
 from fedsgm.engines import recording
-from fedsgm.federation.protocol import VERSION, FrameError
+from fedsgm.federation.protocol import VERSION, FrameError, pack, unpack
 from fedsgm.privacy.task import fresh, guarded, plain
 
 
@@ -211,8 +211,18 @@ class Program:
         told = feedback.longest(self.algorithm)
         return None if told is None else float(told)
 
-    def decode(self, data: bytes, link: Any) -> Message:
-        """A message that this link can have made, or :class:`FrameError`."""
+    def direction(self, payload: bytes) -> Direction:
+        """What :func:`pack_direction` packed, or :class:`FrameError` where the uplink has other entries named."""
+        told, history = unpack(payload), feedback.history(self.algorithm.uplink, self.size)
+        direction = Direction(*told[:3], *(entries.view(np.int32) for entries in told[3:]))
+        many = 0 if history is None else history.many
+        named = np.zeros(0, np.int32) if direction.named is None else direction.named
+        if named.shape != (many,) or np.diff(named, prepend=-1, append=self.size).min() < 1:
+            raise FrameError("the entries that the server names are not those of the uplink")
+        return direction
+
+    def decode(self, data: bytes, link: Any, named: np.ndarray | None = None) -> Message:
+        """A message that this link can have made where these entries were ``named``, or :class:`FrameError`."""
         like = _like(link, self.size)
         if len(data) > wire.largest(like):
             raise FrameError("the message is longer than its compressor makes any")
@@ -227,11 +237,17 @@ class Program:
         for leaf, form in zip(leaves, expected, strict=True):
             if (leaf.shape, leaf.dtype) != (form.shape, form.dtype):
                 raise FrameError("the message has a wrong shape")
-        return message
+        return message if named is None else replaced(message, named=named)
 
     def dense(self, message: Message, link: Uplink) -> np.ndarray:
         """The vector that a message stands for."""
         return np.asarray(_dense(link, message, self.size))
+
+
+def pack_direction(direction: Direction) -> bytes:
+    """What participants are told; the entries that are named, whole numbers, are packed bit for bit as if floats."""
+    named = () if direction.named is None else (np.asarray(direction.named, np.int32).view(np.float32),)
+    return pack((direction.objective, direction.constraint, direction.guide, *named))
 
 
 @functools.cache

@@ -37,7 +37,7 @@ from fedsgm.federation.answers import (
 )
 from fedsgm.federation.ledger import Ledger
 from fedsgm.federation.panel import Account, Followed, Panel
-from fedsgm.federation.program import At, Program
+from fedsgm.federation.program import At, Program, pack_direction
 from fedsgm.federation.protocol import Kind, Transport, pack, unpack
 from fedsgm.privacy.private import Private
 from fedsgm.results.result import KINDS
@@ -303,8 +303,8 @@ class Run:
         return self.panel.ask(
             self.model,
             dict.fromkeys(who, Kind.UPDATE),
-            pack((direction.objective, direction.constraint, direction.guide)),
-            lambda _, content: Update.read(content, self.program),
+            pack_direction(direction),
+            lambda _, content: Update.read(content, self.program, direction.named),
             lambda updates: {} if self.program.longest is not None else absurd(updates, self.usual),
             lambda answered: len(answered) >= self.min_participants,
         )

@@ -25,8 +25,8 @@ from fedsgm.core.shared import SharedK
 from fedsgm.engines.recording import Kept
 from fedsgm.federation.answers import WRONG_SHAPE, Reasons, Report, Update
 from fedsgm.federation.masking import WIDE, Sums, width
-from fedsgm.federation.program import At, Program
-from fedsgm.federation.protocol import FrameError, Kind, Transport, pack
+from fedsgm.federation.program import At, Program, pack_direction
+from fedsgm.federation.protocol import FrameError, Kind, Transport
 from fedsgm.federation.run import Run
 from fedsgm.privacy import shares
 from fedsgm.privacy.clients import PrivateClients
@@ -136,14 +136,14 @@ class SecureRun(Run):
     def _update(self, who: list[int], direction: Direction) -> tuple[dict[int, Update], Reasons]:
         link = compressor_of(self.program.algorithm.uplink)
         assert isinstance(link, SharedK)
-        payload = pack((direction.objective, direction.constraint, direction.guide))
-        found, reasons = self.sums.ask(self.model, Kind.UPDATE, who, payload, width(link.bits, self.sums.clients))
+        size = width(link.bits, self.sums.clients)
+        found, reasons = self.sums.ask(self.model, Kind.UPDATE, who, pack_direction(direction), size)
         if found is None or len(found.numbers) != link.kept(self.program.size):
             return {}, reasons | {client: reasons.get(client, WRONG_SHAPE) for client in who}
         key: Any = np.asarray(jax.random.key_data(At.of(self.seed, self.round).keys.shared))
         codes: Any = np.zeros((len(found.survivors), len(found.numbers)), np.int32)
         codes[0] = found.numbers
-        messages: list[Any] = [Fixed(row, key, self.program.size, link.bits) for row in codes]
+        messages: list[Any] = [Fixed(row, key, self.program.size, link.bits, direction.named) for row in codes]
         return {
             client: Update(message, found.size, 0.0) for client, message in zip(found.survivors, messages, strict=True)
         }, reasons

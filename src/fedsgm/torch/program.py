@@ -95,7 +95,7 @@ class TorchProgram(Program):
             seed=seed,
         )
         before, keys = Memory(memory.error, memory.transforms), (at.key, at.keys.shared)
-        message, after = _numpy(jax_part.message(algorithm, before, total, *keys))
+        message, after = _numpy(jax_part.message(algorithm, before, total, *keys, direction.named))
         return message, Held(after.error, after.transforms, buffers)
 
     def evaluate(self, w: np.ndarray, data: Weighed, memory: Any = None) -> Any:

@@ -143,7 +143,7 @@ def finish(
     keys = RoundKeys.of(seed, t)
 
     def send(memory: Any, total: Any, key: jax.Array) -> tuple[Any, Any]:
-        return sent(algorithm, memory, total, key, keys.shared)
+        return sent(algorithm, memory, total, key, keys.shared, decided.direction.named)
 
     earlier = memory
     messages, memory = jax.vmap(send)(earlier, totals, jax.vmap(keys.client)(who))
@@ -159,9 +159,11 @@ def finish(
     return server, found.averaged(before, decided.direction.objective), memory, decided.info | info
 
 
-def sent(algorithm: FedSGM, memory: Any, total: Any, key: jax.Array, shared: jax.Array) -> tuple[Any, Any]:
+def sent(
+    algorithm: FedSGM, memory: Any, total: Any, key: jax.Array, shared: jax.Array, named: jax.Array | None
+) -> tuple[Any, Any]:
     """A client's message of the sum of its directions, and its memory."""
-    return feedback.send(algorithm.uplink, memory, total, jax.random.fold_in(key, 1), shared)
+    return feedback.send(algorithm.uplink, memory, total, jax.random.fold_in(key, 1), shared, named=named)
 
 
 drawn_at = jax.jit(drawn)
