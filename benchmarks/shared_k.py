@@ -1,6 +1,5 @@
 """How many rounds does secure aggregation's compressor take, with part of its entries named by earlier sums?
 
-    make bench
     python benchmarks/shared_k.py [--quick] [--keep 0.1] [--only digits ...]
 
 Rounds to a target: the least objective within the bounds (by 0.005) that a run without compression has found in the

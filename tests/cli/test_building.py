@@ -55,7 +55,11 @@ COMPRESSORS = {
     "randk:0.2": ({"is": "RandK", "fraction": 0.2, "count": None}, 9 + 3 + 4 * 6),
     "randk:count=5": ({"is": "RandK", "fraction": None, "count": 5}, 9 + 3 + 4 * 5),
     "sharedk:0.2": (
-        {"is": "SharedK", "fraction": 0.2, "count": None, "reach": 16.0, "bits": 16, "history": 0.25},
+        {"is": "SharedK", "fraction": 0.2, "count": None, "reach": 16.0, "bits": 16, "history": 0.0},
+        9 + 1 + 8 + 2 * 6,
+    ),
+    "sharedk:count=6:0.25": (
+        {"is": "SharedK", "fraction": None, "count": 6, "reach": 16.0, "bits": 16, "history": 0.25},
         9 + 1 + 8 + 2 * 6,
     ),
     "float16": ({"is": "Quantize", "format": "float16", "block": None}, 9 + 2 * D + 4),

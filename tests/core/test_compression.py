@@ -41,8 +41,8 @@ COMPRESSORS = [
     RandK(count=2),
     SharedK(0.25),
     SharedK(count=2, reach=4, bits=24),
-    Named(SharedK(0.25)),
-    Named(SharedK(0.25), worst=False),
+    Named(SharedK(0.25, history=0.25)),
+    Named(SharedK(0.25, history=0.25), worst=False),
     Named(SharedK(0.5, history=0.6)),
     Named(SharedK(count=2, reach=4, bits=24, history=0.5)),
     Quantize("float16"),
@@ -313,7 +313,7 @@ class TestSharedK:
 
     def test_contraction_is_tight(self):
         """Half a step is lost of each entry, and the root mean square is one step: a quarter of what is drawn."""
-        compressor = SharedK(0.5, history=0)
+        compressor = SharedK(0.5)
         x = compressor.step * np.where(np.arange(1000) % 8 < 3, 1.5, 0.5).astype(np.float32)
         x = np.where(x > compressor.step, x * (1 - EPS), x)  # not on the tie that is rounded up
         found = jit(jax.vmap(functools.partial(through, compressor), in_axes=(None, 0)))(x, keys(compressor))
@@ -332,7 +332,7 @@ class TestSharedK:
     @pytest.mark.parametrize("d", [31, 1000])
     def test_the_named_are_sent_and_of_the_others_all_are_as_likely(self, d):
         """Also those before, between and after the named, at either end."""
-        compressor, rng = SharedK(0.25), np.random.default_rng(d)
+        compressor, rng = SharedK(0.25, history=0.25), np.random.default_rng(d)
         k, many = compressor.kept(d), compressor.named(d)
         named = np.sort(np.append(rng.permutation(d - 2)[: many - 1] + 1, 0)).astype(np.int32)
         x = jnp.ones(d)
@@ -348,15 +348,15 @@ class TestSharedK:
 
     def test_how_many_are_named(self):
         """One at least is drawn, or nothing would be promised; and where all are sent there is nothing to name."""
-        cases = [(SharedK(0.1), 100, 2), (SharedK(0.1, history=0), 100, 0), (SharedK(0.1, history=0.99), 100, 9)]
-        cases += [(SharedK(count=1, history=0.9), 100, 0), (SharedK(1.0), 100, 0)]
+        cases = [(SharedK(0.1, history=0.25), 100, 2), (SharedK(0.1), 100, 0), (SharedK(0.1, history=0.99), 100, 9)]
+        cases += [(SharedK(count=1, history=0.9), 100, 0), (SharedK(1.0, history=0.5), 100, 0)]
         for compressor, d, many in cases:
             assert compressor.named(d) == many
             found = feedback.history(compressor, d)
             assert (found is None) == (many == 0)
             if many:
                 assert found.largest().shape == (many,)
-        assert feedback.history(feedback.chain(Doubling(), SharedK(0.1)), 100).many == 2
+        assert feedback.history(feedback.chain(Doubling(), SharedK(0.1, history=0.5)), 100).many == 5
         assert feedback.history(TopK(0.1), 100) is None
 
     def test_history(self):

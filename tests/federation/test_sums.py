@@ -21,7 +21,7 @@ from fedsgm.privacy import secure
 from fedsgm.privacy.task import guarded
 from support.federated import CLIENTS, PARAMS, PROBLEM
 
-LINKS = {"uplink": fs.SharedK(0.25), "downlink": fs.TopK(0.3)}
+LINKS = {"uplink": fs.SharedK(0.25, history=0.25), "downlink": fs.TopK(0.3)}
 ALGORITHM = fs.FedSGM(step_size=0.3, local_steps=5, rule=fs.Soft(beta=40.0), **LINKS)
 PROGRAM = Program.of(ALGORITHM, PROBLEM, PARAMS)
 ROUNDS = 6

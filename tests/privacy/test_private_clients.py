@@ -58,7 +58,7 @@ def test_what_is_sent_is_no_longer_than_the_clip_and_the_rest_is_remembered(link
 
 def test_entries_are_named_by_the_noisy_mean():
     """What the server remembers of a round is what its step was, noise and all; of a plain run, what was sent."""
-    link = fs.SharedK(0.5)
+    link = fs.SharedK(0.5, history=0.25)
     for privacy in (None, PRIVACY):
         algorithm = dataclasses.replace(
             ALGORITHM, uplink=link, downlink=fs.Identity(), privacy=privacy, batch_size=None

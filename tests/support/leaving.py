@@ -14,7 +14,8 @@ from fedsgm.federation import Experiment
 from fedsgm.tasks import neyman_pearson as task
 
 CLIENTS = 5
-ALGORITHM = fs.FedSGM(step_size=0.3, local_steps=2, rule=fs.Hard(), uplink=fs.SharedK(0.3), downlink=fs.TopK(0.2))
+LINKS = {"uplink": fs.SharedK(0.3, history=0.25), "downlink": fs.TopK(0.2)}
+ALGORITHM = fs.FedSGM(step_size=0.3, local_steps=2, rule=fs.Hard(), **LINKS)
 me = {}
 
 

@@ -81,6 +81,16 @@ def test_a_mixed_federation_takes_the_same_steps(framework, tmp_path):
     assert (found.history["answered"] == ALGORITHM.participants).all()
 
 
+def test_entries_that_sums_name_are_those_of_the_compiled_engine(tmp_path):
+    algorithm = fs.FedSGM(0.1, 2, rule=fs.Soft(5.0), uplink=fs.SharedK(0.3, history=0.5))
+    expected = fs.simulate(algorithm, jax_problem(), CLIENTS, START, rounds=8, progress=False)
+    found = fs.simulate(algorithm, torch_problem(), CLIENTS, rounds=8, progress=False)
+    assert_close(found, expected, 1e-5)
+    transport = InProcess.of(Program.of(algorithm, torch_problem(), None), CLIENTS, tmp_path)
+    federated = federate(algorithm, torch_problem(), transport, None, rounds=8, progress=False)
+    assert_close(federated, expected, 1e-5)
+
+
 def test_everything_is_drawn_as_the_compiled_engine_draws_it():
     """Batches, query batches, random compressors, a multiplier."""
     algorithm = fs.FedSGM(**EVERYTHING)

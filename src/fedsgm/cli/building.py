@@ -157,7 +157,10 @@ def parse_compressor(text: str, params: Any) -> Any:
         return fs.Layerwise.of(parse_compressor(argument, params), params)
     try:
         if kind in ("topk", "randk", "sharedk"):
-            make = {"topk": fs.TopK, "randk": fs.RandK, "sharedk": fs.SharedK}[kind]
+            make: Any = {"topk": fs.TopK, "randk": fs.RandK, "sharedk": fs.SharedK}[kind]
+            argument, colon, history = argument.partition(":") if kind == "sharedk" else (argument, "", "")
+            if colon:
+                make = functools.partial(make, history=float(history))
             name, equals, count = argument.partition("=")
             if equals and name == "count":
                 return make(count=int(count))

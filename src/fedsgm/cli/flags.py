@@ -18,7 +18,7 @@ from fedsgm.cli import config as config_file
 
 ALGORITHM, PROBLEM, RUN, OUTPUT = "Algorithm", "Problem and data", "Run", "Output"
 COMPRESSOR = (
-    "none, topk:0.1, topk:count=3, randk:0.1, randk:count=3, sharedk:0.1, float16, float8, float4, "
+    "none, topk:0.1, topk:count=3, randk:0.1, randk:count=3, sharedk:0.1, sharedk:0.1:0.25, float16, float8, float4, "
     "int4:64 (int2 to int8, blocks of 64), sign, natural; layers:topk:0.1 compresses each layer by itself."
 )
 

@@ -44,9 +44,9 @@ class History:
 class SharedK(Sparsifier):
     r"""K entries, the same for all clients of a round, in fixed point: their sum is one of whole numbers.
 
-    So a server can add masked messages without seeing one of them, and the sum is exact, in any order. H of them, the
-    share ``history`` of K, are named by the server, which has seen earlier sums (:class:`History`); the rest is drawn
-    from all others by the round's key. Where nobody names any, as of a downlink, all are drawn.
+    So a server can add masked messages without seeing one of them, and the sum is exact, in any order. All are drawn by
+    the round's key; with ``history``, H of them, that share of K, are named by the server, which has seen earlier sums
+    (:class:`History`), and the rest is drawn from all others. Where nobody names any, as of a downlink, all are drawn.
 
     An entry is rounded to a multiple of ``step``, which is ``reach / 2^(bits - 1)``, and one beyond ``reach`` is sent
     as that; what rounding and clipping leave out stays in the error memory like all else. Whichever are named, for
@@ -65,12 +65,12 @@ class SharedK(Sparsifier):
     Args:
         reach: the largest entry, rounded up to a power of two.
         bits: of an entry, from 2 to 24.
-        history: which share of the entries is named by earlier sums, below 1; 0 is none. One at least is drawn.
+        history: which share of the entries is named by earlier sums, 0 or more and below 1. One at least is drawn.
     """
 
     reach: float = dataclasses.field(default=16.0, kw_only=True)
     bits: int = dataclasses.field(default=16, kw_only=True)
-    history: float = dataclasses.field(default=0.25, kw_only=True)
+    history: float = dataclasses.field(default=0.0, kw_only=True)
     shared = True  # compress wants the round's key, not the client's, and the entries that the server names
 
     def __post_init__(self) -> None:
