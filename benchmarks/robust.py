@@ -54,7 +54,8 @@ class Attacked(fs.FedSGM):
     bad: Any = 0
 
     def decide(self, task: Any, server: Any, statistics: Any, who: Any, clients: int, key: jax.Array) -> Any:
-        liars = who >= N - self.bad
+        liars, heard = who >= N - self.bad, statistics
+        statistics = self.said(heard)
 
         def told(lie: Any) -> Any:
             return jax.tree.map(lambda a, b: jnp.where(_along(liars, a), b, a), statistics, lie)
@@ -77,6 +78,7 @@ class Attacked(fs.FedSGM):
         far = [told(jax.tree.map(lambda a, by=by: by * jnp.maximum(jnp.abs(a), 1), statistics)) for by in (-10, 10)]
         choices = [lambda: statistics, *(lambda lie=lie: lie for lie in far), lambda: inside(-1.0), lambda: inside(1.0)]
         said = jax.lax.switch(jnp.int32(self.saying), choices)
+        said = (said, heard[1]) if self.compares else said
         return super().decide(task, server, said, who, clients, key)
 
     def local_update(self, *given: Any) -> Any:

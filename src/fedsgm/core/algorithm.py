@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedsgm.base.layout import Layout
 from fedsgm.base.structs import Scheduled, aside, replaced, static, struct
 from fedsgm.base.structs import check_participants as check_there
 from fedsgm.core import feedback
 from fedsgm.core.compression import Compressor, Identity, Message
+from fedsgm.core.consistency import Consistency, Screened
 from fedsgm.core.drawing import distinct
 from fedsgm.core.feedback import Memory, Summed, Uplink
-from fedsgm.core.pooling import calmed
+from fedsgm.core.pooling import Heard, calmed
 from fedsgm.core.queries import Remembered
 from fedsgm.core.robust import Robust, believed, check_participants
 from fedsgm.core.rules import Direction, Hard, Measured, Rule, check_rule, margin_of
@@ -50,8 +52,10 @@ class Flat:
     def at(self, round: jax.Array) -> Flat:
         return Flat(self.task.at(round), self.layout)
 
-    def measure(self, w: jax.Array, data: Any, key: jax.Array, batch_size: int | None) -> tuple[Any, Any]:
-        return self.task.measure(self.layout.unflatten(w), data, key, batch_size=batch_size)
+    def measure(
+        self, w: jax.Array, data: Any, key: jax.Array, batch_size: int | None, **more: bool
+    ) -> tuple[Any, Any]:
+        return self.task.measure(self.layout.unflatten(w), data, key, batch_size=batch_size, **more)
 
     def direction(
         self, w: jax.Array, direction: Direction, data: Any, kept: Any, key: jax.Array, batch_size: int | None
@@ -75,8 +79,9 @@ class Server:
 
     ``replica`` is w, the model that every client holds; ``model`` is x, the server's own, which differs from
     it only where the downlink is compressed with error feedback (None otherwise). ``rule`` and ``optimizer`` have the
-    states of these, ``remembered`` the clients' last statistics, where the estimate is made of them, and ``history``
-    what earlier mean messages tell of where the next ones are large, where the uplink's entries are named by that.
+    states of these, ``remembered`` the clients' last statistics, where the estimate is made of them, ``history`` what
+    earlier mean messages tell of where the next ones are large, where the uplink's entries are named by that, and
+    ``consistency`` how well clients' messages fit what they say, where they may be dishonest.
     """
 
     replica: jax.Array
@@ -85,6 +90,7 @@ class Server:
     optimizer: Any
     remembered: Remembered | None = None
     history: Any = None
+    consistency: Consistency | None = None
 
 
 @struct
@@ -214,9 +220,24 @@ class FedSGM:
         model = w if self.memory and not isinstance(self.downlink, Identity) else None
         optimizer = None if self.server is None else self.server.init(w)
         known = statistics() if self.query == "memory" and statistics is not None else None
-        remembered = None if known is None else Remembered.nothing(known, clients)
+        remembered = None if known is None else Remembered.nothing(self.said(known), clients)
         history = feedback.history(self.uplink, len(w))
-        return Server(w, model, self.rule.init(self._weighed(task.task)), optimizer, remembered, history)
+        server = Server(w, model, self.rule.init(self._weighed(task.task)), optimizer, remembered, history)
+        if not self.compares or statistics is None:
+            return server
+        told, who = statistics(), np.arange(clients)
+        said = jax.tree.map(lambda a: np.zeros((clients, *a.shape), a.dtype), told)
+        shapes = jax.eval_shape(lambda key: self.decide(task, server, said, who, clients, key)[1], jax.random.key(0))
+        return replaced(server, consistency=jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes.consistency))
+
+    @property
+    def compares(self) -> bool:
+        """Whether clients say what their objective is, too, for their messages to be held against what they say."""
+        return self.robust is not None and self.privacy is None
+
+    def said(self, statistics: Any) -> Any:
+        """What clients say of the constraints."""
+        return statistics[0] if self.compares else statistics
 
     def init_memory(self, d: int) -> Memory:
         """A client's: e_j = 0."""
@@ -231,24 +252,23 @@ class FedSGM:
 
     def measure(self, task: Flat, w: jax.Array, data: Any, key: jax.Array) -> tuple[Any, Any]:
         """Client: the statistics of its constraints at w_t (line 3), and what the task keeps for the update."""
-        return task.measure(w, data, jax.random.fold_in(key, 0), self.constraint_batch_size)
+        more = {"objective": True} if self.compares else {}
+        return task.measure(w, data, jax.random.fold_in(key, 0), self.constraint_batch_size, **more)
 
     def decide(
         self, task: Flat, server: Server, statistics: Any, who: jax.Array, clients: int, key: jax.Array
     ) -> tuple[Direction, Server, Measured]:
         """Server: the estimate of the constraints and the weights that follow from it (lines 4, 8-17)."""
-        heard = None
+        heard, told, said = None, statistics, self.said(statistics)
         if self.query == "memory":
             server = self.remember(server, statistics, who, clients)
             assert server.remembered is not None
-            statistics, heard = server.remembered.statistics, server.remembered.heard
+            said, heard = server.remembered.statistics, server.remembered.heard
         drawn = jax.random.fold_in(key, 0)
         if self.robust is None:
-            measured = task.task.combine(statistics, self.tolerance, drawn, heard)
+            measured = task.task.combine(said, self.tolerance, drawn, heard)
         else:
-            measured = task.task.combine(statistics, self.tolerance, drawn, heard, self.robust)
-            if heard is None and measured.doubted is not None:
-                measured = measured._replace(doubted=jnp.zeros(clients).at[who].set(measured.doubted))
+            measured = self._judged(task, server, said, who, clients, drawn, heard)
         if self.query == "all":  # all that answered
             measured = measured._replace(report=measured.report | {"heard": jnp.int32(len(who))})
         noise = 0.0 if getattr(self.rule, "averages", False) else measured.radius  # which cancels where it is added up
@@ -256,7 +276,21 @@ class FedSGM:
         direction, rule = self._decided(measured, margins, server.rule)
         if server.history is not None:
             direction = replaced(direction, named=server.history.largest())
-        return direction, replaced(server, rule=rule), measured
+        server = replaced(server, rule=rule)
+        if self.compares:
+            before = server.consistency or Consistency.nothing(told, direction, clients, len(server.replica))
+            server = replaced(server, consistency=before.after_saying(task, who, told, direction))
+        return direction, server, measured
+
+    def _judged(
+        self, task: Flat, server: Server, said: Any, who: jax.Array, clients: int, key: jax.Array, heard: Heard
+    ) -> Measured:
+        """The estimate without those whose messages have not fitted, and ``doubted`` with them, of all clients."""
+        out = jnp.zeros(clients) if server.consistency is None else server.consistency.doubted
+        own = out if heard is not None else out[who]
+        measured = task.task.combine(said, self.tolerance, key, believed(heard, own), self.robust)
+        found = own if measured.doubted is None else jnp.maximum(own, measured.doubted)
+        return measured._replace(doubted=found if heard is not None else jnp.zeros(clients).at[who].set(found))
 
     def _decided(self, measured: Measured, margins: jax.Array, state: Any) -> tuple[Direction, Any]:
         """By the rule: of the constraints or, if it weighs each by itself, of their parts."""
@@ -282,6 +316,7 @@ class FedSGM:
 
     def remember(self, server: Server, statistics: Any, who: jax.Array, clients: int) -> Server:
         """The server with these clients' statistics in place of their last ones."""
+        statistics = self.said(statistics)
         one = jax.tree.map(lambda a: a[0], statistics)
         before = Remembered.nothing(one, clients) if server.remembered is None else server.remembered
         return replaced(server, remembered=before.after(who, statistics))
@@ -325,7 +360,9 @@ class FedSGM:
         """Server: what :meth:`aggregate` needs of messages, once these are added to others' total."""
         return total.after(self.uplink, messages)
 
-    def screened(self, messages: Message, d: int, doubted: jax.Array | None) -> tuple[Summed, jax.Array]:
+    def screened(
+        self, messages: Message, who: jax.Array, d: int, doubted: jax.Array | None
+    ) -> tuple[Summed, jax.Array]:
         """Server: what :meth:`aggregate` needs of all messages, with the share of each that is left out as doubtful.
 
         ``doubted`` is 1 for who said in this round what is not believed, whose message is not used either.
@@ -334,7 +371,7 @@ class FedSGM:
         vectors = jax.vmap(lambda message: feedback.received(self.uplink, message, d))(messages)
         said = jnp.zeros(len(vectors)) if doubted is None else doubted
         mean, rejected = self.robust.combined(vectors, believed(None, said))
-        return Summed(mean, jnp.float32(1)), jnp.float32(rejected)
+        return Screened(mean, jnp.float32(1), vectors, who), jnp.float32(rejected)
 
     def settled(self, memory: Memory, before: Memory, rejected: jax.Array) -> Memory:
         """Client: its memory once it knows what was left out; not used at all, it is as one that did not take part.
@@ -353,12 +390,18 @@ class FedSGM:
         model = task.project(self.project, moved)
         broadcast = feedback.broadcast(self.downlink, server.replica, model, jax.random.fold_in(key, 1))
         replica = self.receive(server.replica, broadcast)
-        own = None if server.model is None else model
+        own, before = None if server.model is None else model, server.replica
         history = None if server.history is None else server.history.after(mean)
-        return replaced(server, replica=replica, model=own, optimizer=optimizer, history=history), broadcast
+        server = replaced(server, replica=replica, model=own, optimizer=optimizer, history=history)
+        if isinstance(sums, Screened) and server.consistency is not None:
+            fits = server.consistency.after_sending(sums, self.local_steps, replica - before)
+            server = replaced(server, consistency=fits)
+        return server, broadcast
 
     def _added_up(self, messages: Message, d: int) -> Summed:
-        return self.summed(Summed.nothing(d), messages) if self.robust is None else self.screened(messages, d, None)[0]
+        if self.robust is None:
+            return self.summed(Summed.nothing(d), messages)
+        return self.screened(messages, jnp.arange(len(jax.tree.leaves(messages)[0])), d, None)[0]
 
     def _step(self, server: Server, mean: jax.Array) -> tuple[jax.Array, Any]:
         """x - eta * mean, or what the server's optimizer makes of the mean; and the optimizer's state."""

@@ -169,18 +169,24 @@ class Problem:
         return self
 
     def measure(
-        self, params: Any, data: Examples, key: jax.Array, *, batch_size: int | None = None
+        self, params: Any, data: Examples, key: jax.Array, *, batch_size: int | None = None, objective: bool = False
     ) -> tuple[tuple[Any, ...], Any]:
-        """The client's own statistics of each constraint, g_j(w).
+        """The client's own statistics of each constraint, g_j(w); and, if it is asked for, its sum of the objective.
 
         Of constraints on each client it keeps what it sent, to know in the update that follows whether it is the one.
         Where rows are weighed, the last of the statistics is what the client weighs in the objective.
         """
-        sums = self._sums(params, data.batch(batch_size, key), range(1, len(self.quantities)))
-        return self.told(sums, self._sizes(data))
+        which = range(0 if objective else 1, len(self.quantities))
+        return self.told(self._sums(params, data.batch(batch_size, key), which), self._sizes(data), objective=objective)
 
-    def told(self, sums: Sequence[Any], sizes: Any) -> tuple[tuple[Any, ...], Kept]:
-        """What a client sends of its constraints' sums, and keeps; ``sizes`` are as those of all of its data."""
+    def told(self, sums: Sequence[Any], sizes: Any, *, objective: bool = False) -> tuple[tuple[Any, ...], Kept]:
+        """What a client sends of its constraints' sums, and keeps; ``sizes`` are as those of all of its data.
+
+        With the ``objective`` its sum comes first, and goes beside the statistics.
+        """
+        if objective:
+            statistics, kept = self.told(sums[1:], sizes)
+            return (statistics, sums[0]), kept
         statistics = tuple(q.sent(*own) for q, *own in zip(self.quantities[1:], sums, sizes[1:], strict=True))
         own = [isinstance(quantity, EachClient) for quantity in self.quantities[1:]]
         sent = tuple(sent if is_own else None for sent, is_own in zip(statistics, own, strict=True))
@@ -280,13 +286,24 @@ class Problem:
 
     def descended(self, sums: Sequence[Any], direction: Direction, kept: Kept | None) -> jax.Array:
         """The number whose gradient a client follows, as a function of its sums of all quantities."""
+        terms, scales = self._terms(sums, direction, kept)
+        return terms @ scales
+
+    def followed(self, said: tuple[tuple[Any, ...], Any], direction: Direction) -> jax.Array:
+        """The terms of that number, of what a client says of the constraints and the objective."""
+        statistics, own = said
+        each = zip(self.quantities[1:], statistics[: len(self.constraints)], strict=True)
+        terms, scales = self._terms((own, *(q.own(sent) for q, sent in each)), direction, None)
+        return terms * scales
+
+    def _terms(self, sums: Sequence[Any], direction: Direction, kept: Kept | None) -> tuple[jax.Array, jax.Array]:
         active, guides, *share = direction.guide
         weights = direction.constraint if jnp.ndim(direction.constraint) else direction.constraint * active
         scales = jnp.stack([direction.objective, *weights])
         sent = (None,) * len(self.constraints) if kept is None else kept.sent
         terms = zip(self._compared, sums[1:], guides, sent, strict=True)
         each = [constraint.local(own, guide, sent) for constraint, own, guide, sent in terms]
-        return jnp.stack([self.quantities[0].local(sums[0], *share or (None,)), *each]) @ scales
+        return jnp.stack([self.quantities[0].local(sums[0], *share or (None,)), *each]), scales
 
     def inspect(self, before: Any, after: Any, kept: Any) -> dict[str, jax.Array]:
         return {}

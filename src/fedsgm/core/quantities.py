@@ -105,6 +105,10 @@ class Mean(Bounded):
         """What a client sends of its sums; ``present`` is 0 if it has no such example, else 1."""
         return value if self.refuses else (value, present)
 
+    def own(self, sent: Any) -> Any:
+        """A client's sums, of what it sent."""
+        return sent if self.refuses else sent[0]
+
     def pool(self, statistics: Any, heard: Heard = None) -> Any:
         """What the server makes of the clients' statistics."""
         if self.refuses:
@@ -149,6 +153,9 @@ class ByRows(Bounded):
 
     def sent(self, total: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
         return total, weight
+
+    def own(self, sent: Any) -> Any:
+        return sent[0]
 
     def pool(self, statistics: Any, heard: Heard = None) -> tuple[jax.Array, jax.Array]:
         total, weight = (jnp.sum(counted(part, heard)) for part in statistics)
@@ -230,6 +237,9 @@ class Statistic(Bounded):
 
     def sent(self, sums: Any, present: jax.Array) -> Any:
         return sums
+
+    def own(self, sent: Any) -> Any:
+        return sent
 
     def pool(self, statistics: Any, heard: Heard = None) -> Any:
         return jax.tree.map(lambda a: jnp.sum(counted(a, heard), axis=0), statistics)

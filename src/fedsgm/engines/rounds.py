@@ -270,7 +270,7 @@ def _updates(
         nbytes = feedback.sizes_of(algorithm, messages)
         if robust is None:
             return messages, nbytes, work.put(memory, new), {}
-        total, rejected = algorithm.screened(messages, layout.size, doubted)
+        total, rejected = algorithm.screened(messages, work.who, layout.size, doubted)
         new = jax.vmap(algorithm.settled)(new, before, work.own(rejected))
         return total, nbytes, work.put(memory, new), {"rejected": rejected}
 

@@ -12,7 +12,7 @@ import functools
 import json
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -156,10 +156,16 @@ class Program:
         return _numpy(_local_update(self.algorithm, self._noised, w, direction, data, kept, memory, at))
 
     def aggregate(
-        self, server: Any, messages: list[Message], at: At, doubted: np.ndarray | None = None
+        self,
+        server: Any,
+        messages: list[Message],
+        at: At,
+        who: Sequence[int] = (),
+        doubted: np.ndarray | None = None,
     ) -> tuple[Any, Message]:
-        """``doubted`` is 1 for who said what robust aggregation does not believe."""
-        return _numpy(_aggregate(self.algorithm, self._noised, server, _stacked(messages), at, doubted))
+        """``who`` sent them, and ``doubted`` is 1 for whom robust aggregation does not believe."""
+        whose = np.array(who or range(len(messages)), np.int32)
+        return _numpy(_aggregate(self.algorithm, self._noised, server, _stacked(messages), at, whose, doubted))
 
     def rejected(self, messages: list[Message], doubted: np.ndarray | None) -> list[float]:
         """The share of each message that robust aggregation leaves out."""
@@ -316,17 +322,17 @@ def _local_update(
 
 @jax.jit
 def _aggregate(
-    algorithm: FedSGM, task: Flat, server: Any, messages: Message, at: At, doubted: Any
+    algorithm: FedSGM, task: Flat, server: Any, messages: Message, at: At, who: Any, doubted: Any
 ) -> tuple[Any, Message]:
     used: Any = messages
     if algorithm.robust is not None:
-        used = algorithm.screened(messages, len(server.replica), doubted)[0]
+        used = algorithm.screened(messages, who, len(server.replica), doubted)[0]
     return algorithm.at(at.round).aggregate(task.at(at.round), server, used, at.keys.server)
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def _rejected(algorithm: FedSGM, messages: Message, d: int, doubted: Any) -> jax.Array:
-    return algorithm.screened(messages, d, doubted)[1]
+    return algorithm.screened(messages, jnp.arange(0), d, doubted)[1]
 
 
 @jax.jit

@@ -131,7 +131,7 @@ class Run:
             raise self.too_few(tried.who, tried.reasons)
         direction, server, seen = tried.decided
         messages = [update.message for update in tried.updates.values()]
-        after, broadcast = self.program.aggregate(server, messages, at, tried.doubted)
+        after, broadcast = self.program.aggregate(server, messages, at, list(tried.updates), tried.doubted)
         data = self.program.encode(broadcast)
 
         self._record_beside(t - 1, beside)

@@ -6,6 +6,7 @@ The participants, the batches and what compressors draw are those of the compile
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,7 @@ class Run:
         self.counts = np.array([each.rows.count for each in data], np.int32)
         self.sizes = tuple(np.stack([each.sizes for each in data]).T)
         self.every = range(len(problem.stated.quantities))
+        self.asked = self.every[0 if algorithm.compares else 1 :]  # of which a client tells the server
         self.linear = jax_part.is_linear(problem.stated)
         drawn = algorithm.batch_size is not None
         self.together = Together.of(worker, data, w[0], drawn) if self.linear else None
@@ -122,7 +124,9 @@ class Run:
         self._checkpoint: Checkpoint | None = None
         self._fingerprint: dict[str, Any] = {}
         one = [worker.sums(w[0], data[0], self.every, buffers=problem.kept)]
-        told, own = jax.eval_shape(problem.stated.told, one[0][1:], data[0].sizes)[0], [size[:1] for size in self.sizes]
+        said = functools.partial(problem.stated.told, objective=algorithm.compares)
+        asked = [one[0][i] for i in self.asked]
+        told, own = jax.eval_shape(said, asked, data[0].sizes)[0], [size[:1] for size in self.sizes]
         self._unknown = jax.eval_shape(jax_part.values_of, self.task.task, jax_part.stacked(one), own)[0]
         self.states = [self._start(start, problem.kept, told) for start in w]
         if algorithm.asks_first:
@@ -140,7 +144,7 @@ class Run:
         """Once everybody was asked, as in the first round."""
         everybody = range(len(self.data))
         drawn = jax_part.draw(replaced(self.algorithm, query="all"), len(self.data), seed, 0, self.counts)[3]
-        sums = self._sums(state, everybody, self.every[1:], 0, _host(drawn))
+        sums = self._sums(state, everybody, self.asked, 0, _host(drawn))
         server = jax_part.asked(self.algorithm, self.task, state.server, sums, self.sizes)
         return replaced(state, server=_host(server))
 
@@ -191,7 +195,7 @@ class Run:
     def _round(self, state: State, seed: int, t: int) -> tuple[State, dict[str, np.ndarray]]:
         algorithm, task, n, at = self.algorithm, self.task, len(self.data), (np.uint32(seed), np.int32(t))
         who, asked, theirs, of_asked = _host(jax_part.draw(algorithm, n, *at, self.counts))
-        sums = self._sums(state, asked, self.every[1:], t, of_asked)
+        sums = self._sums(state, asked, self.asked, t, of_asked)
         places = who if len(asked) > len(who) else np.arange(len(who))
         sizes = [size[asked] for size in self.sizes]
         decided = jax_part.decide(algorithm, task, state.server, sums, sizes, places, n, asked, at)

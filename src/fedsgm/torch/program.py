@@ -74,9 +74,9 @@ class TorchProgram(Program):
 
     def measure(self, w: np.ndarray, data: Weighed, at: At, memory: Any = None) -> tuple[Any, Any]:
         query, _, seed = _drawn(self.algorithm, at, data)
-        which, kept = self._every[1:], self._buffers(memory)
+        which, kept = self._every[0 if self.algorithm.compares else 1 :], self._buffers(memory)
         sums = self.worker.sums(w, data, which, buffers=kept, index=query, seed=seed) if which else []
-        return _numpy(jax_part.told(self._stated, tuple(sums), tuple(data.sizes)))
+        return _numpy(jax_part.told(self._stated, tuple(sums), tuple(data.sizes), self.algorithm.compares))
 
     def local_update(
         self, w: np.ndarray, direction: Direction, data: Weighed, kept: Any, memory: Any, at: At

@@ -106,11 +106,11 @@ def decide(
     """Of the sums of those who were asked; ``who`` are the participants' places among them."""
     (seed, t), stated = at, task.task
     algorithm = algorithm.at(t)
-    statistics, kept = jax.vmap(stated.told)(sums, sizes)
+    statistics, kept = jax.vmap(functools.partial(stated.told, objective=algorithm.compares))(sums, sizes)
     key = RoundKeys.of(seed, t).server
     direction, server, measured = algorithm.decide(task, server, statistics, asked, n, key)
     own, kept = jax.tree.map(lambda a: a[who], (sums, kept))
-    full = (jnp.zeros(len(who)), *own)
+    full = own if algorithm.compares else (jnp.zeros(len(who)), *own)
     slopes = jax.vmap(lambda sums, kept: slopes_at(stated, sums, direction, kept))(full, kept)
     shares = jax.vmap(lambda _, kept: jnp.float32(stated.share(direction, kept)))(full, kept)
     info = recording.decided(algorithm, server, direction, measured)
@@ -120,7 +120,7 @@ def decide(
 @jax.jit
 def asked(algorithm: FedSGM, task: Any, server: Any, sums: Any, sizes: Any) -> Any:
     """The server once everybody was asked: what they say is of its age in the first round."""
-    statistics, _ = jax.vmap(task.task.told)(sums, sizes)
+    statistics, _ = jax.vmap(functools.partial(task.task.told, objective=algorithm.compares))(sums, sizes)
     n = len(sizes[0])
     server = algorithm.remember(server, statistics, jnp.arange(n), n)
     return replaced(server, remembered=server.remembered.before())
@@ -151,7 +151,7 @@ def finish(
     if algorithm.robust is not None:
         doubted = decided.info.get("doubted")
         doubted = None if doubted is None else doubted[who]
-        used, seen["rejected"] = algorithm.screened(messages, len(before), doubted)
+        used, seen["rejected"] = algorithm.screened(messages, who, len(before), doubted)
         memory = jax.vmap(algorithm.settled)(memory, earlier, seen["rejected"])
     server, broadcast = algorithm.aggregate(task, decided.server, used, keys.server)
     nbytes = jax.vmap(wire.size)(messages)
@@ -170,9 +170,9 @@ drawn_at = jax.jit(drawn)
 message = jax.jit(sent)
 
 
-@jax.jit
-def told(stated: Stated, sums: Any, sizes: Any) -> tuple[Any, Any]:
-    return stated.told(sums, sizes)
+@functools.partial(jax.jit, static_argnums=3)
+def told(stated: Stated, sums: Any, sizes: Any, objective: bool = False) -> tuple[Any, Any]:
+    return stated.told(sums, sizes, objective=objective)
 
 
 @jax.jit
