@@ -15,22 +15,22 @@ gives the same iterates.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedsgm.base.layout import Layout
 from fedsgm.base.structs import Scheduled, aside, replaced, static, struct
 from fedsgm.base.structs import check_participants as check_there
 from fedsgm.core import feedback
 from fedsgm.core.compression import Compressor, Identity, Message
-from fedsgm.core.consistency import Consistency, Screened
+from fedsgm.core.consistency import Consistency, Screened, can_compare, judged
 from fedsgm.core.drawing import distinct
 from fedsgm.core.feedback import Memory, Summed, Uplink
-from fedsgm.core.pooling import Heard, calmed
+from fedsgm.core.pooling import calmed
 from fedsgm.core.queries import Remembered
 from fedsgm.core.robust import Robust, believed, check_participants
 from fedsgm.core.rules import Direction, Hard, Measured, Rule, check_rule, margin_of
@@ -52,9 +52,7 @@ class Flat:
     def at(self, round: jax.Array) -> Flat:
         return Flat(self.task.at(round), self.layout)
 
-    def measure(
-        self, w: jax.Array, data: Any, key: jax.Array, batch_size: int | None, **more: bool
-    ) -> tuple[Any, Any]:
+    def measure(self, w: jax.Array, data: Any, key: jax.Array, batch_size: int | None, **more: bool) -> tuple[Any, Any]:
         return self.task.measure(self.layout.unflatten(w), data, key, batch_size=batch_size, **more)
 
     def direction(
@@ -225,15 +223,12 @@ class FedSGM:
         server = Server(w, model, self.rule.init(self._weighed(task.task)), optimizer, remembered, history)
         if not self.compares or statistics is None:
             return server
-        told, who = statistics(), np.arange(clients)
-        said = jax.tree.map(lambda a: np.zeros((clients, *a.shape), a.dtype), told)
-        shapes = jax.eval_shape(lambda key: self.decide(task, server, said, who, clients, key)[1], jax.random.key(0))
-        return replaced(server, consistency=jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes.consistency))
+        return replaced(server, consistency=Consistency.of_run(self, task, server, statistics(), clients))
 
     @property
     def compares(self) -> bool:
-        """Whether clients say what their objective is, too, for their messages to be held against what they say."""
-        return self.robust is not None and self.privacy is None
+        """Whether clients say their objective's values, too, and their messages are held against what they say."""
+        return can_compare(self)
 
     def said(self, statistics: Any) -> Any:
         """What clients say of the constraints."""
@@ -268,7 +263,8 @@ class FedSGM:
         if self.robust is None:
             measured = task.task.combine(said, self.tolerance, drawn, heard)
         else:
-            measured = self._judged(task, server, said, who, clients, drawn, heard)
+            judge = functools.partial(task.task.combine, said, self.tolerance, drawn)
+            measured = judged(judge, self.robust, server.consistency, who, clients, heard)
         if self.query == "all":  # all that answered
             measured = measured._replace(report=measured.report | {"heard": jnp.int32(len(who))})
         noise = 0.0 if getattr(self.rule, "averages", False) else measured.radius  # which cancels where it is added up
@@ -281,16 +277,6 @@ class FedSGM:
             before = server.consistency or Consistency.nothing(told, direction, clients, len(server.replica))
             server = replaced(server, consistency=before.after_saying(task, who, told, direction))
         return direction, server, measured
-
-    def _judged(
-        self, task: Flat, server: Server, said: Any, who: jax.Array, clients: int, key: jax.Array, heard: Heard
-    ) -> Measured:
-        """The estimate without those whose messages have not fitted, and ``doubted`` with them, of all clients."""
-        out = jnp.zeros(clients) if server.consistency is None else server.consistency.doubted
-        own = out if heard is not None else out[who]
-        measured = task.task.combine(said, self.tolerance, key, believed(heard, own), self.robust)
-        found = own if measured.doubted is None else jnp.maximum(own, measured.doubted)
-        return measured._replace(doubted=found if heard is not None else jnp.zeros(clients).at[who].set(found))
 
     def _decided(self, measured: Measured, margins: jax.Array, state: Any) -> tuple[Direction, Any]:
         """By the rule: of the constraints or, if it weighs each by itself, of their parts."""

@@ -6,21 +6,26 @@ can have another one left out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedsgm.base.structs import replaced, struct
+from fedsgm.core.compression import Identity, Quantize
 from fedsgm.core.feedback import Summed
-from fedsgm.core.pooling import median_of
+from fedsgm.core.pooling import Heard, median_of
+from fedsgm.core.robust import believed
 
 if TYPE_CHECKING:
-    from fedsgm.core.algorithm import Flat
+    from fedsgm.core.algorithm import FedSGM, Flat
+    from fedsgm.core.rules import Measured
 
 DECAY = 0.95  # of what was found, from one round to the next
 LIMIT = 1.0  # as wrong about the changes as messages of nothing would be
-OTHERS = 10.0  # and so many times as wrong as the median client, which noise and compression make wrong, too
+OTHERS = 3.0  # and so many times as wrong as the median client, which noise and long steps make wrong, too
 MOST = 100.0  # that one round counts, so that a client which broke down once is heard again
 ROUNDING = 1e-6  # of a value in float32, a sum over many examples
 
@@ -44,8 +49,8 @@ class Consistency:
     .. math:: e_j(t) = \tfrac12 \sum_{r \in \{t-1, t\}} \Big( h_j^{(r)}(w_t) - h_j^{(r)}(w_{t-1})
         - \big\langle \tfrac1E v_j^{(r)}, w_t - w_{t-1} \big\rangle \Big)
 
-    A client is inconsistent where the sum of their squares is larger than that of the changes themselves, rounds counting
-    by their decay and as much as the median client's change is in each.
+    A client is inconsistent where the sum of their squares is larger than that of the changes themselves; rounds
+    count less by ``DECAY`` each, and equally by the median client's change in them.
 
     ``said`` has what each client said last, ``step`` what the model moved by in the last round, and ``slopes`` each
     client's message of it along the step after it. ``change`` and ``size`` are of the round that is under way,
@@ -68,7 +73,20 @@ class Consistency:
     def nothing(cls, said: Any, direction: Any, clients: int, d: int) -> Consistency:
         """Before the first round; ``said`` is that of any clients, stacked."""
         empty = jax.tree.map(lambda a: jnp.zeros((clients, *a.shape[1:]), a.dtype), said)
-        return cls(empty, jax.tree.map(jnp.zeros_like, direction), jnp.zeros(d), *(jnp.zeros(clients) for _ in range(8)))
+        return cls(
+            empty, jax.tree.map(jnp.zeros_like, direction), jnp.zeros(d), *(jnp.zeros(clients) for _ in range(8))
+        )
+
+    @classmethod
+    def of_run(cls, algorithm: FedSGM, task: Flat, server: Any, told: Any, clients: int) -> Consistency:
+        """The same before anybody spoke, where clients' statistics have these shapes."""
+        said = jax.tree.map(lambda a: np.zeros((clients, *a.shape), a.dtype), told)
+
+        def first(key: jax.Array) -> Any:
+            return algorithm.decide(task, server, said, jnp.arange(clients), clients, key)[1].consistency
+
+        shapes = jax.eval_shape(first, jax.eval_shape(jax.random.key, 0))
+        return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
 
     @property
     def doubted(self) -> jax.Array:
@@ -80,7 +98,8 @@ class Consistency:
     def after_saying(self, task: Flat, who: jax.Array, said: Any, direction: Any) -> Consistency:
         """With what these clients say in this round, and the direction that follows from it."""
         before = jax.tree.map(lambda a: a[who], self.said)
-        each = jax.vmap(task.task.followed, (0, None))
+        problem: Any = task.task
+        each = jax.vmap(problem.followed, (0, None))
         now, then = ([each(own, to) for to in (self.direction, direction)] for own in (said, before))
         change = (now[0] - then[0] + now[1] - then[1]) / 2
         size = jnp.abs(change) + ROUNDING * sum(map(jnp.abs, (*now, *then)))
@@ -116,3 +135,32 @@ class Consistency:
             error=added(self.error, wrong),
             total=added(self.total, jnp.nan_to_num(squares / unit, nan=1.0)),
         )
+
+
+def can_compare(algorithm: FedSGM) -> bool:
+    """Whether a message is about the slope of what its client says in the same round.
+
+    It is not where a compressor leaves entries to later rounds, nor where values are of a few examples or have noise.
+    """
+    whole = isinstance(algorithm.uplink, (Identity, Quantize))
+    exact = algorithm.constraint_batch_size is None and algorithm.privacy is None
+    return algorithm.robust is not None and whole and exact
+
+
+def judged(
+    combine: Callable[..., Measured],
+    robust: Any,
+    consistency: Consistency | None,
+    who: jax.Array,
+    clients: int,
+    heard: Heard,
+) -> Measured:
+    """The estimate without those whose messages do not fit what they said, and who is ``doubted``, of all clients.
+
+    The statistics are those of the clients ``who``, or of all of whom some were ``heard``.
+    """
+    out = jnp.zeros(clients) if consistency is None else consistency.doubted
+    own = out[who] if heard is None else out
+    measured = combine(heard if consistency is None else believed(heard, own), robust)
+    found = own if measured.doubted is None else jnp.maximum(own, measured.doubted)
+    return measured._replace(doubted=jnp.zeros(clients).at[who].set(found) if heard is None else found)

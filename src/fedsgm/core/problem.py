@@ -292,7 +292,8 @@ class Problem:
     def followed(self, said: tuple[tuple[Any, ...], Any], direction: Direction) -> jax.Array:
         """The terms of that number, of what a client says of the constraints and the objective."""
         statistics, own = said
-        each = zip(self.quantities[1:], statistics[: len(self.constraints)], strict=True)
+        quantities: Sequence[Any] = self.quantities[1:]
+        each = zip(quantities, statistics[: len(quantities)], strict=True)
         terms, scales = self._terms((own, *(q.own(sent) for q, sent in each)), direction, None)
         return terms * scales
 
