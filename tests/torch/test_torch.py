@@ -109,6 +109,19 @@ def test_who_is_asked_is_who_the_compiled_engine_asks(query):
     assert_close(found, fs.simulate(algorithm, jax_problem(), CLIENTS, START, rounds=5, progress=False), 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("query", "participants", "asked"),
+    [("participants", None, [5, 5, 5]), ("all", 3, [5, 5, 5]), ("memory", 3, [5, 3, 3])],
+)
+def test_messages_are_held_against_what_clients_say_in_both(query, participants, asked):
+    given = {"step_size": 0.1, "local_steps": 2, "participants": participants, "rule": fs.Soft(5.0), "query": query}
+    algorithm, run = fs.FedSGM(robust=fs.Outliers(1e9), **given), {"rounds": 3, "progress": False}
+    found = fs.simulate(algorithm, torch_problem(), CLIENTS, **run)
+    assert_close(found, fs.simulate(algorithm, jax_problem(), CLIENTS, START, **run), 1e-5)
+    plain = fs.simulate(fs.FedSGM(**given), torch_problem(), CLIENTS, **run)
+    np.testing.assert_array_equal((found.history["bytes_up"] - plain.history["bytes_up"])[0], 4 * np.array(asked))
+
+
 def test_a_client_that_is_not_believed_is_left_out_in_both():
     """One with other units: first its message is far from the others', then what it says of the constraint is, too."""
     odd, examples = 1, [CLIENTS[j] for j in range(len(CLIENTS))]

@@ -387,7 +387,8 @@ class FedSGM:
     def _added_up(self, messages: Message, d: int) -> Summed:
         if self.robust is None:
             return self.summed(Summed.nothing(d), messages)
-        return self.screened(messages, jnp.arange(len(jax.tree.leaves(messages)[0])), d, None)[0]
+        used = self.screened(messages, jnp.arange(0), d, None)[0]
+        return Summed(used.total, used.count)  # whose they are is not known
 
     def _step(self, server: Server, mean: jax.Array) -> tuple[jax.Array, Any]:
         """x - eta * mean, or what the server's optimizer makes of the mean; and the optimizer's state."""

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from fedsgm.core.algorithm import FedSGM, Flat
     from fedsgm.core.rules import Measured
 
-DECAY = 0.95  # of what was found, from one round to the next
+DECAY = 0.98  # of what was found, from one round to the next
 LIMIT = 1.0  # as wrong about the changes as messages of nothing would be
+AGAIN = 0.5  # who was doubted is believed again once it is less wrong than that, or than the median client
 OTHERS = 3.0  # and so many times as wrong as the median client, which noise and long steps make wrong, too
 MOST = 100.0  # that one round counts, so that a client which broke down once is heard again
 ROUNDING = 1e-6  # of a value in float32, a sum over many examples
@@ -54,7 +55,7 @@ class Consistency:
 
     ``said`` has what each client said last, ``step`` what the model moved by in the last round, and ``slopes`` each
     client's message of it along the step after it. ``change`` and ``size`` are of the round that is under way,
-    ``due`` is 1 where they are known; ``error`` and ``total`` are the sums.
+    ``due`` is 1 where they are known; ``error`` and ``total`` are the sums, and ``doubted`` is 1 for whom they find.
     """
 
     said: Any
@@ -68,13 +69,14 @@ class Consistency:
     sent: Any
     error: Any
     total: Any
+    doubted: Any
 
     @classmethod
     def nothing(cls, said: Any, direction: Any, clients: int, d: int) -> Consistency:
         """Before the first round; ``said`` is that of any clients, stacked."""
         empty = jax.tree.map(lambda a: jnp.zeros((clients, *a.shape[1:]), a.dtype), said)
         return cls(
-            empty, jax.tree.map(jnp.zeros_like, direction), jnp.zeros(d), *(jnp.zeros(clients) for _ in range(8))
+            empty, jax.tree.map(jnp.zeros_like, direction), jnp.zeros(d), *(jnp.zeros(clients) for _ in range(9))
         )
 
     @classmethod
@@ -88,12 +90,12 @@ class Consistency:
         shapes = jax.eval_shape(first, jax.eval_shape(jax.random.key, 0))
         return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
 
-    @property
-    def doubted(self) -> jax.Array:
-        """1 for every client whose messages do not fit what it says."""
+    def judged(self) -> Consistency:
+        """With those ``doubted`` whose messages do not fit what they say."""
         score = self.error / jnp.maximum(self.total, jnp.finfo(jnp.float32).tiny)
         typical = median_of(score, self.total)
-        return jnp.float32((self.total > 0) & (score > jnp.fmax(LIMIT, OTHERS * typical)))
+        most = jnp.where(self.doubted > 0, jnp.fmax(AGAIN, typical), jnp.fmax(LIMIT, OTHERS * typical))
+        return replaced(self, doubted=jnp.float32((self.total > 0) & (score > most)))
 
     def after_saying(self, task: Flat, who: jax.Array, said: Any, direction: Any) -> Consistency:
         """With what these clients say in this round, and the direction that follows from it."""
@@ -134,7 +136,7 @@ class Consistency:
             sent=none.at[who].set(1),
             error=added(self.error, wrong),
             total=added(self.total, jnp.nan_to_num(squares / unit, nan=1.0)),
-        )
+        ).judged()
 
 
 def can_compare(algorithm: FedSGM) -> bool:

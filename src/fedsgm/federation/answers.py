@@ -24,6 +24,7 @@ Reasons = dict[int, str]
 WRONG_SHAPE = "an answer of a wrong shape"
 REJECTED = "a message that is not like the others'"
 DOUBTED = "statistics that are not believed beside the others'"
+INCONSISTENT = "messages that do not fit what it says of its values"
 NOT_FINITE = "a NaN or an infinite value"
 TOO_LARGE = "a statistic far beyond the others'"
 

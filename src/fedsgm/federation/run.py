@@ -22,6 +22,7 @@ from fedsgm.engines.checkpoint import Checkpoint, Journal, Saved
 from fedsgm.engines.recording import Ends, Found, Kept
 from fedsgm.federation.answers import (
     DOUBTED,
+    INCONSISTENT,
     NOT_FINITE,
     REJECTED,
     WRONG_SHAPE,
@@ -184,7 +185,10 @@ class Run:
         self._record(self.round, {"rejected": np.array([rejected.get(c, 0) for c in tried.who], np.float32)})
         out = [client for client, share in rejected.items() if share >= 1]
         said = () if tried.doubted is None else np.array(list(tried.updates))[tried.doubted > 0]
-        self._leave_out(out, {client: DOUBTED if client in said else REJECTED for client in out})
+        fits = self.server.consistency
+        odd = () if fits is None else np.flatnonzero(np.asarray(fits.doubted))
+        reasons = {client: DOUBTED if client in said else REJECTED for client in out}
+        self._leave_out(out, reasons | {client: INCONSISTENT for client in out if client in odd})
         return [client for client in rejected if client not in out]
 
     def _try(self, at: At, again: int, beside: Beside) -> _Tried:
