@@ -125,11 +125,11 @@ def test_what_is_no_number_ends_with_its_client(bad, what):
     assert np.delete(np.asarray(found.doubted), LIAR).sum() == 0
 
 
-def test_one_bad_round_is_forgotten():
-    """Of at most MOST, by DECAY a round, against as much as a round of the median client: 90 rounds."""
+def test_one_bad_round_counts_no_more_than_ten():
+    """It counts as much as ten rounds in which all that is sent misses all that changes."""
     found = scores(FREE, rounds=2, send=lambda v: 1e6 * v, robust=fs.Median())
     assert found.doubted[LIAR] == 1
-    assert float(found.error[LIAR]) == 100.0
+    assert float(found.error[LIAR]) == 10.0
 
 
 @pytest.mark.parametrize(
