@@ -46,9 +46,8 @@ FITTING = {"sign-flipped, mirrored statistics": (1, 5)}
 BEGIN = float(np.log(2))  # every logistic loss at 0
 FEWER = {"all 20 clients": {}, "10 of 20": {"participants": 10}, "5 of 20": {"participants": 5}}
 SPLITS = (6, 7, 8)  # limits were chosen on 0 to 5, the factor of Outliers on 0 and 6 without attackers
-FRESH = range(
-    27, 34
-)  # those of consistency.py on 0 to 5 and 13 to 21, after looks at 6 to 12 and 20 to 26; these by nothing
+# The limits of consistency.py were chosen on 0 to 5 and 13 to 21, after looks at 6 to 12 and 20 to 26; these are new.
+FRESH = range(27, 34)
 ADULT = Path(__file__).parents[1] / "../shared/adult"
 REACH = np.float32(np.concatenate([[0], np.geomspace(1e-4, 1e2, 120)]))  # by how much one may shift the mean of all
 

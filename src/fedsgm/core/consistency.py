@@ -27,7 +27,7 @@ DECAY = 0.98  # of what was found, from one round to the next
 LIMIT = 1.0  # as wrong about the changes as messages of nothing would be
 AGAIN = 0.5  # who was doubted is believed again once it is less wrong than that, or than the median client
 OTHERS = 3.0  # and so many times as wrong as the median client, which noise and long steps make wrong, too
-MOST = 10.0  # that one round counts, so that a step which was far too long for its slope does not tell of a client for long
+MOST = 10.0  # that one round counts, so that one step too long for its slope does not tell of a client for long
 ROUNDING = 1e-6  # of a value in float32, a sum over many examples
 
 
