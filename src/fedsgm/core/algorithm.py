@@ -228,7 +228,7 @@ class FedSGM:
     @property
     def compares(self) -> bool:
         """Whether clients say their objective's values, too, and their messages are held against what they say."""
-        return can_compare(self)
+        return self.robust is not None and can_compare(self)
 
     def said(self, statistics: Any) -> Any:
         """What clients say of the constraints."""

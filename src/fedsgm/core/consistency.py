@@ -146,7 +146,7 @@ def can_compare(algorithm: FedSGM) -> bool:
     """
     whole = isinstance(algorithm.uplink, (Identity, Quantize))
     exact = algorithm.constraint_batch_size is None and algorithm.privacy is None
-    return algorithm.robust is not None and whole and exact
+    return whole and exact
 
 
 def judged(
