@@ -25,7 +25,9 @@ from support.runs import FEATURES, SIZES, logistic, negative, positive
 pytest_plugins = ["support.fixtures"]  # those of the commands' tests
 
 MOST_MEMORY = 2 * 2**30  # bytes, of a process that runs tests
-MUCH_MEMORY = 1.2 * 2**30  # with which it forgets its programs before the module is through
+MUCH_MEMORY = 1.2 * 2**30  # with which it forgets its programs before the module is through ...
+GROWTH = 0.3 * 2**30  # ... if it has this much more than was left the last time: that was no programs
+LEFT = pytest.StashKey[int]()  # the bytes that were left
 
 
 def peak_memory():
@@ -62,18 +64,23 @@ def _programs_go_with_their_test():
 
 
 @pytest.fixture(autouse=True)
-def _programs_go_where_memory_is_short():
+def _programs_go_where_memory_is_short(request):
     """The libraries of all engines in one process leave little room for a large module's programs."""
     yield
-    if memory() > MUCH_MEMORY:
+    stash = request.config.stash
+    if memory() > max(MUCH_MEMORY, stash.get(LEFT, 0) + GROWTH):
         forget_programs()
+        stash[LEFT] = memory()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _programs_go_with_their_module():
-    """What a module has compiled leaves memory with it; the module in which a process outgrows its memory fails."""
+def _programs_go_with_their_module(request):
+    """What a module has compiled or cached leaves memory with it; that in which a process outgrows its memory fails."""
     before = peak_memory()
     yield
+    for value in vars(request.module).values():
+        if hasattr(value, "cache_clear") and value.__module__ == request.module.__name__:
+            value.cache_clear()
     forget_programs()
     after = peak_memory()
     assert not before <= MOST_MEMORY < after, f"memory went from {before / 2**30:.2f} to {after / 2**30:.2f} GB"
