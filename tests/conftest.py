@@ -37,8 +37,12 @@ def peak_memory():
 
 
 def pytest_collection_modifyitems(items):
-    """Tests of real processes first: they mostly wait, and nobody should wait for them in the end."""
-    waiting = ("test_flower_processes.py", "test_flower_simulation.py", "test_flare.py", "test_torch_project.py")
+    """Tests of real processes first: they mostly wait, and nobody should wait for them in the end.
+
+    Of two workers the first has them all, one federation at a time, while the other computes.
+    """
+    flare = ("test_flare.py", "test_secure_flare.py", "test_hostile.py", "test_torch_project.py")
+    waiting = ("test_flower_processes.py", "test_flower_simulation.py", *flare)
     items.sort(key=lambda item: item.path.name not in waiting)
 
 
