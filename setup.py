@@ -16,8 +16,9 @@ def kernels() -> list[Extension]:
     if os.environ.get("FEDSGM_KERNEL") == "0" or os.name != "posix" or jaxlib is None:
         return []
     headers = Path(jaxlib.submodule_search_locations[0], "include")
-    flags = ["-std=c++17", "-O3", "-g0", "-isystem", str(headers)]
-    return [Extension("fedsgm.core._topk", ["native/topk.cc"], extra_compile_args=flags, language="c++", optional=True)]
+    flags = ["-std=c++17", "-O3", "-g0", "-pthread", "-isystem", str(headers)]
+    made = {"extra_compile_args": flags, "extra_link_args": ["-pthread"], "language": "c++", "optional": True}
+    return [Extension("fedsgm.core._topk", ["native/topk.cc"], **made)]
 
 
 setup(ext_modules=kernels())

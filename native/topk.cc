@@ -4,15 +4,21 @@
 // Magnitudes are compared as the 31 bits of |x|, which order as the numbers do: infinities are above all numbers and
 // NaNs above infinities. So any input has exactly K winners, and nothing depends on how denormals are rounded.
 //
-// The K-th largest pattern is found by radix select, a digit at a time from the top: two passes over the vector, the
-// rest is work on the few entries that share the first digit, or are above it. src/fedsgm/core/topk.py has the same in
-// JAX, to the bit.
+// One pass over the vector takes out a few entries more than K, from a pattern on that a sample suggests; where these are
+// less than K, or far more, another pass counts the first digits of all entries before. The K-th largest pattern is then
+// found among those by radix select, a digit at a time from the top. src/fedsgm/core/topk.py has the same in JAX, to the
+// bit.
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <new>
 
 #include "xla/ffi/api/ffi.h"
@@ -25,6 +31,9 @@ constexpr int kDigits = 3;
 constexpr int kShift[kDigits] = {20, 10, 0};  // the sign is none of a digit's bits: the first has 11, the others 10
 constexpr uint32_t kBins = 2048;
 constexpr uint32_t kMask[kDigits] = {2047, 1023, 1023};
+constexpr int64_t kSample = 2048;
+constexpr int64_t kPart = 1 << 18;  // entries that are worth a thread of their own, at least
+constexpr int kMostParts = 16;
 constexpr int64_t kSmall = 512;  // up to here, clearing and reading a histogram would take longer than comparing
 
 inline uint32_t Magnitude(const float* x, int64_t i) {
@@ -66,49 +75,182 @@ void CountFirst(const float* x, int64_t d, uint32_t* counts) {
     counts[bin] = tables[0][bin] + tables[1][bin] + tables[2][bin] + tables[3][bin];
 }
 
-// 1 <= k <= d. False if there is no memory.
-bool Select(const float* x, int64_t d, int64_t k, int32_t* indices, float* values) {
+// Memory that a thread keeps, since the pages of new memory cost as much as a pass over them.
+template <typename T>
+class Kept {
+ public:
+  // Null if there is none.
+  T* Get(int64_t size) {
+    if (size > size_) {
+      data_.reset(new (std::nothrow) T[size]);
+      size_ = data_ == nullptr ? 0 : size;
+    }
+    return data_.get();
+  }
+
+ private:
+  std::unique_ptr<T[]> data_;
+  int64_t size_ = 0;
+};
+
+// The entries at or above a pattern, in order: where they are, and what they are.
+struct Candidates {
+  int32_t* places;
+  float* entries;
+  int64_t size;
+};
+
+// Which of 64 entries are at or above a pattern, the first in the lowest bit. The first loop is one of vector instructions.
+uint64_t AtLeast(const float* x, uint32_t floor) {
+  uint8_t flags[64];
+  for (int i = 0; i < 64; ++i) flags[i] = Magnitude(x, i) >= floor;
+  uint64_t word = 0;
+  for (int part = 0; part < 64; part += 8) {
+    uint64_t eight = 0;
+    for (int i = 0; i < 8; ++i) eight |= uint64_t{flags[part + i]} << 8 * i;  // one load, where bytes are in this order
+    word |= (eight * 0x0102040810204080u) >> 56 << part;  // a bit of each byte
+  }
+  return word;
+}
+
+// Those from `first` on and before `last`, if there is room for them and 63 more. The processor has to guess once for 64
+// entries, when the last of theirs is through, and not once for each.
+bool Collect(const float* x, int64_t first, int64_t last, uint32_t floor, int64_t room, Candidates& found) {
+  int64_t n = 0;
+  for (int64_t start = first; start < last; start += 64) {
+    if (n + 64 > room) return false;
+    uint64_t word = 0;
+    if (start + 64 <= last)
+      word = AtLeast(x + start, floor);
+    else
+      for (int64_t i = start; i < last; ++i) word |= uint64_t{Magnitude(x, i) >= floor} << (i - start);
+    for (; word != 0; word &= word - 1) {
+      const int64_t i = start + __builtin_ctzll(word);
+      found.places[n] = int32_t(i);
+      found.entries[n++] = x[i];
+    }
+  }
+  found.size = n;
+  return true;
+}
+
+// Any part may have nearly all of them.
+int64_t RoomOfPart(int64_t d, int64_t room, int parts) { return std::min(room, d / parts + 128); }
+
+// The same of the whole vector by all threads that are free. There is room for every part.
+bool CollectAll(const float* x, int64_t d, uint32_t floor, int64_t room, int parts, ffi::ThreadPool& pool, Candidates& found) {
+  struct Work {
+    std::atomic<int> next{0};
+    std::mutex mutex;
+    std::condition_variable all_done;
+    int done = 0;
+    Candidates lists[kMostParts];
+    bool fit[kMostParts];
+  };
+  if (parts < 2) return Collect(x, 0, d, floor, room, found);
+  const int64_t length = (d / parts + 63) / 64 * 64, own = RoomOfPart(d, room, parts);
+  const auto work = std::make_shared<Work>();  // what starts when all is done finds nothing to do, and no more of us
+  for (int part = 0; part < parts; ++part) work->lists[part] = {found.places + part * own, found.entries + part * own, 0};
+  const auto take = [=] {
+    for (int part; (part = work->next++) < parts;) {
+      const int64_t first = part * length;
+      work->fit[part] = Collect(x, first, std::min(first + length, d), floor, own, work->lists[part]);
+      const std::lock_guard<std::mutex> lock(work->mutex);
+      if (++work->done == parts) work->all_done.notify_one();
+    }
+  };
+  for (int other = 1; other < parts; ++other) pool.Schedule([take] { take(); });
+  take();
+  {
+    std::unique_lock<std::mutex> lock(work->mutex);
+    work->all_done.wait(lock, [&] { return work->done == parts; });
+  }
+  found.size = 0;
+  for (int part = 0; part < parts; ++part) {
+    const Candidates& list = work->lists[part];
+    if (!work->fit[part]) return false;
+    std::memmove(found.places + found.size, list.places, list.size * sizeof *list.places);
+    std::memmove(found.entries + found.size, list.entries, list.size * sizeof *list.entries);
+    found.size += list.size;
+  }
+  return true;
+}
+
+// What has a few entries more than K above it, if the vector is as a sample of it: three standard errors. `room` becomes
+// how many there are at six.
+uint32_t SampledFloor(const float* x, int64_t d, int64_t k, int64_t& room) {
+  uint32_t sample[kSample];
+  for (int64_t i = 0; i < kSample; ++i) sample[i] = Magnitude(x, i * d / kSample);
+  const double share = double(k) / double(d), error = std::sqrt(kSample * share * (1 - share));
+  const int64_t rank = std::min(kSample, int64_t(kSample * share + 3 * error) + 1);
+  room = int64_t((rank + 3 * error + 1) * double(d) / kSample) + 64;
+  std::nth_element(sample, sample + (rank - 1), sample + kSample, std::greater<>());
+  return sample[rank - 1];
+}
+
+// The k-th largest pattern, and in `rank` how many of the entries that have it are among the k largest. `some` has room
+// for as many entries.
+uint32_t Threshold(const float* x, int64_t d, int64_t& rank, uint32_t* some) {
   uint32_t counts[kBins];
   CountFirst(x, d, counts);
-  int64_t rank = k;
   uint32_t prefix = FindBin(counts, rank);
-
-  // Those of the bin and above, in order. One place more than they take, so that every entry can be stored and the
-  // place of one that is none of them is taken by the next: no branch that the processor would have to guess.
-  const int64_t m = k - rank + counts[prefix];
-  std::unique_ptr<int32_t[]> list(new (std::nothrow) int32_t[m + 1]);
-  if (list == nullptr) return false;
-  const uint32_t floor = prefix << kShift[0];
-  int64_t n = 0;
+  int64_t many = 0;
   for (int64_t i = 0; i < d; ++i) {
-    list[n] = int32_t(i);
-    n += Magnitude(x, i) >= floor;
+    some[many] = Magnitude(x, i);
+    many += some[many] >> kShift[0] == prefix;
   }
-
   for (int digit = 1; digit < kDigits; ++digit) {
     std::fill(counts, counts + kBins, 0);
-    for (int64_t j = 0; j < m; ++j) {
-      const uint32_t bits = Magnitude(x, list[j]);
-      if (bits >> kShift[digit - 1] == prefix) ++counts[bits >> kShift[digit] & kMask[digit]];
-    }
+    for (int64_t j = 0; j < many; ++j)
+      if (some[j] >> kShift[digit - 1] == prefix) ++counts[some[j] >> kShift[digit] & kMask[digit]];
     prefix = prefix << (kShift[digit - 1] - kShift[digit]) | FindBin(counts, rank);
   }
+  return prefix;
+}
 
-  // The prefix is now the K-th largest pattern itself, and `rank` of the entries that have it are kept.
-  n = 0;
-  for (int64_t j = 0; j < m && n < k; ++j) {
-    const uint32_t bits = Magnitude(x, list[j]);
-    const bool tie = bits == prefix && rank > 0;
+// 1 <= k <= d. False if there is no memory.
+bool Select(const float* x, int64_t d, int64_t k, ffi::ThreadPool& pool, int32_t* indices, float* values) {
+  thread_local Kept<int32_t> places;
+  thread_local Kept<float> entries;
+  thread_local Kept<uint32_t> some;
+  Candidates found{};
+  const auto has_room = [&](int64_t room) {
+    found = {places.Get(room), entries.Get(room), 0};
+    return found.places != nullptr && found.entries != nullptr;
+  };
+
+  int64_t room, rank = k;
+  const uint32_t guess = SampledFloor(x, d, k, room);
+  const int parts = int(std::min<int64_t>({pool.num_threads(), kMostParts, d / kPart}));
+  if (!has_room(parts < 2 ? room : parts * RoomOfPart(d, room, parts))) return false;
+  if (!CollectAll(x, d, guess, room, parts, pool, found) || found.size < k) {
+    // The sample was not like the rest: the first digits of all entries are counted.
+    uint32_t counts[kBins];
+    CountFirst(x, d, counts);
+    const uint32_t first = FindBin(counts, rank);
+    room = k - rank + counts[first] + 64;
+    if (!has_room(room)) return false;
+    Collect(x, 0, d, first << kShift[0], room, found);
+    rank = k;
+  }
+  uint32_t* scratch = some.Get(found.size + 1);
+  if (scratch == nullptr) return false;
+  const uint32_t least = Threshold(found.entries, found.size, rank, scratch);
+
+  int64_t n = 0;
+  for (int64_t j = 0; j < found.size && n < k; ++j) {
+    const uint32_t bits = Magnitude(found.entries, j);
+    const bool tie = bits == least && rank > 0;
     rank -= tie;
-    indices[n] = list[j];
-    values[n] = x[list[j]];
-    n += bits > prefix || tie;
+    indices[n] = found.places[j];
+    values[n] = found.entries[j];
+    n += bits > least || tie;
   }
   return true;
 }
 
 // Over all leading dimensions; K is the last of the results.
-ffi::Error TopK(ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::S32> indices, ffi::ResultBuffer<ffi::F32> values) {
+ffi::Error TopK(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::S32> indices, ffi::ResultBuffer<ffi::F32> values) {
   const auto from = x.dimensions(), to = indices->dimensions();
   const bool alike = from.size() > 0 && from.size() == to.size() && std::equal(from.begin(), from.end() - 1, to.begin());
   const int64_t d = alike ? from.back() : 0, k = alike ? to.back() : 0;
@@ -121,7 +263,7 @@ ffi::Error TopK(ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::S32> indices, ff
     float* row_values = values->typed_data() + b * k;
     if (d <= kSmall)
       SelectSmall(row, d, k, row_indices, row_values);
-    else if (!Select(row, d, k, row_indices, row_values))
+    else if (!Select(row, d, k, pool, row_indices, row_values))
       return ffi::Error(ffi::ErrorCode::kResourceExhausted, "fedsgm_topk: no memory");
   }
   return ffi::Error::Success();
@@ -131,6 +273,7 @@ ffi::Error TopK(ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::S32> indices, ff
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(fedsgm_topk, TopK,
                               ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());

@@ -1,5 +1,6 @@
 """Every way to the largest entries gives the bits that NumPy's does, on any input, wherever in a program it stands."""
 
+import concurrent.futures
 import functools
 import importlib.machinery
 import os
@@ -79,6 +80,31 @@ def test_as_by_hand(name, d):
 def test_of_many(name):
     for x in vectors(100_003).values():
         check(compiled(name, 10_000)(x), x, 10_000)
+
+
+@way
+@pytest.mark.parametrize("d", [2**19 - 1, 2**19 + 77, 2**20 + 64 * 5])
+def test_of_so_many_that_several_threads_work(name, d):
+    """Also where all of the largest are one thread's, and where the kernel's sample of every so manieth misleads it."""
+    rng, k = np.random.default_rng(d), d // 10
+    normal = rng.standard_normal(d).astype(np.float32)
+    sampled = np.arange(2048) * d // 2048
+    small, large, falling = (normal.copy() for _ in range(3))
+    small[sampled], large[sampled] = 1e-9, 1e9
+    falling *= np.where(np.arange(d) < d // 3, 100, 1).astype(np.float32)
+    for x in (normal, small, large, falling, falling[::-1].copy(), np.round(normal, 2), np.zeros(d, np.float32)):
+        check(compiled(name, k)(x), x, k)
+
+
+@pytest.mark.skipif("kernel" not in WAYS, reason="needs a compiler")
+def test_long_vectors_side_by_side():
+    """Programs that wait for their own threads' work at the same time, more of them than there are threads."""
+    x = np.random.default_rng(1).standard_normal((8, 2**19 + 1)).astype(np.float32)
+    find = compiled("kernel", 999)
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        for _ in range(5):
+            for row, found in zip(x, threads.map(find, x), strict=True):
+                check(found, row, 999)
 
 
 @way
