@@ -4,10 +4,10 @@
 // Magnitudes are compared as the 31 bits of |x|, which order as the numbers do: infinities are above all numbers and
 // NaNs above infinities. So any input has exactly K winners, and nothing depends on how denormals are rounded.
 //
-// One pass over the vector takes out a few entries more than K, from a pattern on that a sample suggests; where these are
-// less than K, or far more, another pass counts the first digits of all entries before. The K-th largest pattern is then
-// found among those by radix select, a digit at a time from the top. src/fedsgm/core/topk.py has the same in JAX, to the
-// bit.
+// One pass over the vector takes out a few entries more than K, from a pattern on that a sample suggests; where these
+// are less than K, or far more, the first digits of all entries are counted before. The K-th largest pattern is then
+// found among those by radix select, a digit at a time from the top. src/fedsgm/core/topk.py has the same in JAX, to
+// the bit.
 
 #include <algorithm>
 #include <atomic>
@@ -100,10 +100,10 @@ struct Candidates {
   int64_t size;
 };
 
-// Which of 64 entries are at or above a pattern, the first in the lowest bit. The first loop is one of vector instructions.
+// Which of 64 entries are at or above a pattern, the first in the lowest bit.
 uint64_t AtLeast(const float* x, uint32_t floor) {
   uint8_t flags[64];
-  for (int i = 0; i < 64; ++i) flags[i] = Magnitude(x, i) >= floor;
+  for (int i = 0; i < 64; ++i) flags[i] = Magnitude(x, i) >= floor;  // in vector instructions
   uint64_t word = 0;
   for (int part = 0; part < 64; part += 8) {
     uint64_t eight = 0;
@@ -113,8 +113,8 @@ uint64_t AtLeast(const float* x, uint32_t floor) {
   return word;
 }
 
-// Those from `first` on and before `last`, if there is room for them and 63 more. The processor has to guess once for 64
-// entries, when the last of theirs is through, and not once for each.
+// Those from `first` on and before `last`, if there is room for them and 63 more. The processor has to guess once for
+// 64 entries, when the last of theirs is through, and not once for each.
 bool Collect(const float* x, int64_t first, int64_t last, uint32_t floor, int64_t room, Candidates& found) {
   int64_t n = 0;
   for (int64_t start = first; start < last; start += 64) {
@@ -138,7 +138,8 @@ bool Collect(const float* x, int64_t first, int64_t last, uint32_t floor, int64_
 int64_t RoomOfPart(int64_t d, int64_t room, int parts) { return std::min(room, d / parts + 128); }
 
 // The same of the whole vector by all threads that are free. There is room for every part.
-bool CollectAll(const float* x, int64_t d, uint32_t floor, int64_t room, int parts, ffi::ThreadPool& pool, Candidates& found) {
+bool CollectAll(const float* x, int64_t d, uint32_t floor, int64_t room, int parts, ffi::ThreadPool& pool,
+                Candidates& found) {
   struct Work {
     std::atomic<int> next{0};
     std::mutex mutex;
@@ -150,7 +151,8 @@ bool CollectAll(const float* x, int64_t d, uint32_t floor, int64_t room, int par
   if (parts < 2) return Collect(x, 0, d, floor, room, found);
   const int64_t length = (d / parts + 63) / 64 * 64, own = RoomOfPart(d, room, parts);
   const auto work = std::make_shared<Work>();  // what starts when all is done finds nothing to do, and no more of us
-  for (int part = 0; part < parts; ++part) work->lists[part] = {found.places + part * own, found.entries + part * own, 0};
+  for (int part = 0; part < parts; ++part)
+    work->lists[part] = {found.places + part * own, found.entries + part * own, 0};
   const auto take = [=] {
     for (int part; (part = work->next++) < parts;) {
       const int64_t first = part * length;
@@ -176,14 +178,14 @@ bool CollectAll(const float* x, int64_t d, uint32_t floor, int64_t room, int par
   return true;
 }
 
-// What has a few entries more than K above it, if the vector is as a sample of it: three standard errors. `room` becomes
-// how many there are at six.
+// What has a few entries more than K above it, if the vector is as a sample of it: three standard errors. `room`
+// becomes what they take if they are six, or as many more as a few entries of a sample may stand for.
 uint32_t SampledFloor(const float* x, int64_t d, int64_t k, int64_t& room) {
   uint32_t sample[kSample];
   for (int64_t i = 0; i < kSample; ++i) sample[i] = Magnitude(x, i * d / kSample);
   const double share = double(k) / double(d), error = std::sqrt(kSample * share * (1 - share));
   const int64_t rank = std::min(kSample, int64_t(kSample * share + 3 * error) + 1);
-  room = int64_t((rank + 3 * error + 1) * double(d) / kSample) + 64;
+  room = int64_t((rank + 3 * error + 8) * double(d) / kSample) + 64;
   std::nth_element(sample, sample + (rank - 1), sample + kSample, std::greater<>());
   return sample[rank - 1];
 }
@@ -250,7 +252,8 @@ bool Select(const float* x, int64_t d, int64_t k, ffi::ThreadPool& pool, int32_t
 }
 
 // Over all leading dimensions; K is the last of the results.
-ffi::Error TopK(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::S32> indices, ffi::ResultBuffer<ffi::F32> values) {
+ffi::Error TopK(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::S32> indices,
+                ffi::ResultBuffer<ffi::F32> values) {
   const auto from = x.dimensions(), to = indices->dimensions();
   const bool alike = from.size() > 0 && from.size() == to.size() && std::equal(from.begin(), from.end() - 1, to.begin());
   const int64_t d = alike ? from.back() : 0, k = alike ? to.back() : 0;
