@@ -17,7 +17,7 @@ import fedsgm as fs
 from fedsgm.federation import Program
 from fedsgm.federation.answers import TOO_LARGE, WRONG_SHAPE
 from fedsgm.federation.door import REFUSALS, REQUESTS
-from fedsgm.federation.flare import kits, transport
+from fedsgm.federation.flare import builder, kits, transport
 from fedsgm.federation.flare.local import LocalFederation
 from fedsgm.federation.flare.transport import ASK, LOOK
 from fedsgm.federation.guard import marked
@@ -25,12 +25,13 @@ from fedsgm.federation.inprocess import InProcess
 from fedsgm.federation.panel import SUSPENDED
 from fedsgm.federation.protocol import Failure, header
 from fedsgm.federation.sessions import REFUSED, refusal
-from support import hostile, patient
+from support import hostile, patient, stopping
 from support.submitting import submit
 from support.waiting import LONG
 
 TESTS = Path(__file__).parents[1]
 ROUNDS = 30
+DEADLINE = 5.0  # of each round, where a client is stopped
 
 
 class Invaded(LocalFederation):
@@ -42,6 +43,8 @@ class Invaded(LocalFederation):
         resources = json.loads(path.read_text())
         resources["class_allow_list"].append("support.hostile.")
         path.write_text(json.dumps(resources))
+        own = self.kits[self.server] / "local" / "comm_config.json"
+        own.write_text(own.read_text().replace(str(builder.LARGEST), str(stopping.LARGEST)))
 
 
 def write_job(folder, federation, settings):
@@ -108,10 +111,15 @@ def run_again(kind, folder):
 
 
 def test_a_hostile_site_learns_nothing_and_harms_no_run(tmp_path, monkeypatch):
-    """Two runs of one federation. In one it puts requests to another site, in the other it lies to the server."""
+    """Two runs of one federation. In one it puts requests to another site, in the other it lies to the server.
+
+    In a third its process is stopped for some rounds.
+    """
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     settings = {"rounds": ROUNDS, "folder": str(tmp_path)}
-    with Invaded(patient.CLIENTS, state=tmp_path / "state", modules=["support.patient"]) as federation:
+    with Invaded(
+        patient.CLIENTS, state=tmp_path / "state", modules=["support.patient", "support.stopping"]
+    ) as federation:
         watch = Watch(federation.mark)
         watch.start()
         asks, lies = (
@@ -123,6 +131,7 @@ def test_a_hostile_site_learns_nothing_and_harms_no_run(tmp_path, monkeypatch):
             for name in ("asks", "lies")
         )
         watch.end()
+        check_that_a_client_that_is_stopped_is_passed_over(federation, tmp_path)
     check_that_nothing_is_learnt(tmp_path)
     expected = run_again(InProcess, tmp_path / "all")
     assert (asks.history["answered"] == patient.CLIENTS).all()
@@ -147,6 +156,32 @@ def test_a_hostile_site_learns_nothing_and_harms_no_run(tmp_path, monkeypatch):
     assert watch.threads <= 50 + 5 * patient.CLIENTS
     honest, lied_to = watch.memory.values()
     assert lied_to - honest < 4 * 64, "MB: what came in, and FLARE's copies of it"
+
+
+def check_that_a_client_that_is_stopped_is_passed_over(federation, tmp_path):
+    """It costs 5 of 12 rounds a deadline, the first three and then after 1, 2 and 4 more; and is asked again.
+
+    Before that an answer of its costs one more: its size is above what the server's engine takes.
+    """
+    job = kits.write_job(
+        tmp_path / "stops",
+        run="stops",
+        clients=federation.names,
+        experiment="support.patient.make",
+        data="support.stopping.load",
+        settings={"rounds": ROUNDS, "folder": str(tmp_path), "timeout": DEADLINE},
+    )
+    result = submit(federation, job, tmp_path / "stops-run")
+    away = [2] * (5 + 1 + 2 + 4)
+    answered = [3, 2, 3, *away]
+    assert result.history["answered"].tolist() == [answered + [3] * (ROUNDS - len(answered))]
+    first, second, third = result.settings["federation"]["clients"]
+    assert first["left_out"] == third["left_out"] == {}
+    named = second["left_out"]
+    assert named.pop(SUSPENDED) == 1 + 2 + 4
+    late = {f"no answer in {DEADLINE:g} s", f"still busy with an earlier request after {DEADLINE:g} s"}
+    assert named.keys() <= late, "the large answer has not come either"
+    assert sum(named.values()) == 1 + 5
 
 
 class Stalling:
