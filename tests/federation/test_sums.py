@@ -459,8 +459,8 @@ def test_no_way_back_to_an_earlier_model(tmp_path):
         assert "two sums would show a client" in why[0]
 
 
-def test_no_model_is_summed_twice_with_a_client_missing_the_second_time(tmp_path, monkeypatch):
-    """The best iterate was in a sum already: another at the end would show who has left since."""
+def survivors_by_model(monkeypatch):
+    """Of every model, whose statistics there are in each sum."""
     sums, real = {}, masking.Sums.ask
 
     def ask(self, model, kind, who, payload, size):
@@ -472,6 +472,12 @@ def test_no_model_is_summed_twice_with_a_client_missing_the_second_time(tmp_path
         return found, why
 
     monkeypatch.setattr(masking.Sums, "ask", ask)
+    return sums
+
+
+def test_no_model_is_summed_twice_with_a_client_missing_the_second_time(tmp_path, monkeypatch):
+    """The best iterate was in a sum already: another at the end would show who has left since."""
+    sums = survivors_by_model(monkeypatch)
     wide = fs.Problem(PROBLEM.objective, [PROBLEM.constraints[0].quantity <= 0.6])
     rounds_end = 2 + 4 * ROUNDS  # exchanges: keys, meet, and in each round values, tell, update, tell
 
@@ -488,6 +494,19 @@ def test_no_model_is_summed_twice_with_a_client_missing_the_second_time(tmp_path
         for name in ("objective", "minority"):
             value = gone.value("train", name, kind)
             np.testing.assert_allclose(value, expected.history[name][:, at], rtol=1e-4, atol=1e-6)
+
+
+def test_an_average_that_is_the_start_alone_is_not_summed_again(tmp_path, monkeypatch):
+    """The bound holds at the start, and no more after a step on the objective."""
+    sums = survivors_by_model(monkeypatch)
+    hard = dataclasses.replace(ALGORITHM, rule=fs.Hard())
+    size = fs.Mean(lambda params, _: jax.numpy.sum(params["w"] ** 2), name="size")
+    result = run(tmp_path, algorithm=hard, problem=fs.Problem(PROBLEM.objective, [size <= 1e-9]), rounds=2)
+    assert result.history["weight"].tolist() == [[0, 1]]
+    for mine, theirs in zip(*map(jax.tree.leaves, (result.average, PARAMS)), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert [len(survivors) for survivors in sums.values()] == [1, 1, 1]
+    assert np.isnan(result.value("train", "objective", "average")).all()
 
 
 RANGES = {"objective": (0.0, 3.0), "minority": (0.0, 3.0)}

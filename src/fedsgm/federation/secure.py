@@ -113,8 +113,21 @@ class SecureRun(Run):
     def _measured_before(self) -> dict[bytes, tuple[Mapping[str, Any], Any]]:
         """Of the models that are kept: a second sum there, without a client that has left since, would show it."""
         columns, names = self.history.columns, ("objective", *self.program.task.task.bounds)
-        kept = [each for each in (self.found.best, self.found.least) if each.round]
-        return {each.w.tobytes(): ({name: columns[name][each.round - 1] for name in names}, None) for each in kept}
+        kept = [(self.found.averages, at) for at in self._alone()]
+        kept += [(each.w, each.round) for each in (self.found.best, self.found.least) if each.round]
+        unknown = np.float32(np.nan)  # of the start: a round measures the model that it made
+        return {
+            w.tobytes(): ({name: columns[name][made - 1] if made else unknown for name in names}, None)
+            for w, made in kept
+        }
+
+    def _alone(self) -> list[int]:
+        """The round that made the one iterate that the average is, if it is one; their noise hides those of others."""
+        if isinstance(self.program.task.task, Private):
+            return []
+        weights = np.float32(1) - self.history.columns["weight"][: self.rounds]
+        (some,) = np.nonzero(weights > 0)
+        return some.tolist() if len(some) == 1 and weights[some[0]] == self.found.weight else []
 
     def _answer(self, measured: Mapping[bytes, tuple[Mapping[str, Any], Any]], clients: int) -> Kept:  # noqa: ARG002
         return self.found.answer  # what it is held against was measured once, then
