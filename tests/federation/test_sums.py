@@ -339,6 +339,63 @@ def test_a_key_that_none_can_agree_with_leaves_out_whose_it_is(tmp_path, public)
     assert_same_iterates(found, expected)
 
 
+def lying(folder, **more):
+    """A federation whose ``client-1`` tells no share that it was dealt."""
+    transport = InProcess.of(PROGRAM, CLIENTS, folder, secure=True, **more)
+    secured = transport.processes["client-1"]._secure
+    real = secured._card
+
+    def card(state):
+        found = real(state)
+        tell = secured._member.tell
+        secured._member.tell = lambda who: dict.fromkeys(tell(who), bytes(secure.SEED))
+        return found
+
+    secured._card = card
+    return transport
+
+
+def test_false_shares_harm_no_sum_and_leave_out_whose_they_are(tmp_path):
+    """The run is the plain one in which that client is lost after the first sum, which it is in."""
+    transport = lying(tmp_path / "secure")
+    found = federate(ALGORITHM, PROBLEM, transport, PARAMS, rounds=ROUNDS, secure=True, progress=False)
+    left_out = [client["left_out"] for client in found.settings["federation"]["clients"]]
+    assert left_out == [{}, {masking.FALSE: ROUNDS}, {}, {}, {}]
+    assert (found.history["answered"] == 4).all()
+    expected = run(
+        tmp_path / "plain",
+        secure=False,
+        plan=lambda exchange, name: Fault.LOSE_REQUEST if exchange and name == "client-1" else None,
+    )
+    for mine, theirs in zip(*(jax.tree.leaves(each.last) for each in (found, expected)), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_who_deals_false_shares_is_named(tmp_path, monkeypatch):
+    """One that drops out, whose key the shares do not give, costs a try; one in the sum ends the run, by its name."""
+    made, real = secure.Member.offer, secure.Shamir.split
+
+    def offer(self):
+        if self.number == 2:
+            monkeypatch.setattr(secure.Shamir, "split", lambda most, n, _, ssss: real(most, n, bytes(16), ssss=ssss))
+        found = made(self)
+        monkeypatch.setattr(secure.Shamir, "split", real)
+        return found
+
+    monkeypatch.setattr(secure.Member, "offer", offer)
+    gone = run(tmp_path / "gone", plan=lambda e, name: Fault.LOSE_REQUEST if (e, name) == (2, "client-2") else None)
+    left_out = [client["left_out"] for client in gone.settings["federation"]["clients"]]
+    tried = {"the shares that client 2 has dealt are not of its key": 1}
+    assert left_out == [tried, tried, {masking.FALSE: ROUNDS + 1}, tried, tried]
+    expected = run(
+        tmp_path / "plain", secure=False, plan=lambda _, name: Fault.LOSE_REQUEST if name == "client-2" else None
+    )
+    for mine, theirs in zip(*(jax.tree.leaves(each.last) for each in (gone, expected)), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6)
+    with pytest.raises(fs.FederationError, match=f"client-2: {masking.FALSE}"):
+        run(tmp_path / "there")
+
+
 def test_a_client_started_anew_and_a_server_resumed(tmp_path):
     """New keys are met by everybody, and the run goes on where it was."""
     plan = {(10, "client-1"): Fault.KILL_BEFORE_WRITE}  # it measures in the third round

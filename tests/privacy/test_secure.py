@@ -1,5 +1,6 @@
 """Sums in which nobody is seen: exact, whoever drops out, and nothing but noise without enough of the members."""
 
+import dataclasses
 import itertools
 import secrets
 
@@ -85,7 +86,7 @@ def test_below_the_threshold_there_is_no_sum():
     with pytest.raises(SecureError, match="these 3 clients"):
         sum_of(members, offers, vectors, came=[0, 1, 2])
     members, offers = meet()
-    with pytest.raises(SecureError, match="3 shares were told, but 4 are needed"):
+    with pytest.raises(SecureError, match=r"3 shares that client 0 has dealt were told, but 4 are needed$"):
         sum_of(members, offers, vectors, tell=[0, 1, 2])
 
 
@@ -133,15 +134,66 @@ def test_a_key_in_another_s_place_is_caught():
         members[0].meet(N, dict.fromkeys(range(N), forged.public))
 
 
-def test_a_wrong_share_is_noticed():
+def lie(told, teller, about):
+    return {**told, teller: told[teller] | {dealer: secrets.token_bytes(secure.SEED) for dealer in about}}
+
+
+def test_a_false_share_counts_for_nothing():
+    """With one more than are needed the sum is exact; else it is said who contradict each other."""
+    rng = np.random.default_rng(0)
+    vectors = [packing.to_words(vector, 4, N) for vector in numbers(rng)]
+    for came, wrong in itertools.product((range(N), range(4)), ([2], [1], [0, 3], range(N))):
+        members, offers = meet()
+        offers = {j: packing.unpack_offer(packing.pack_offer(offer, N), N) for j, offer in offers.items()}
+        masked = {j: members[j].mask(opened(offers, j), vectors[j]) for j in came}
+        told = lie({j: members[j].tell(came) for j in came}, 1, wrong)
+        certain = secure.false(offers, masked, told, N)
+        assert certain == (set() if wrong == [2] else {1}), "of two that contradict each other it may be either"
+        if len(came) == N:
+            total = secure.unmasked(offers, masked, told, N)
+            np.testing.assert_array_equal(total, np.sum(vectors, axis=0, dtype=np.uint32))
+            continue
+        about = wrong[0]
+        with pytest.raises(SecureError, match=f"client {about} has dealt were .*: it is false, or client 1, who told"):
+            secure.unmasked(offers, masked, told, N)
+
+
+@pytest.mark.parametrize("came", [range(N), [0, 1, 3, 4]])
+def test_shares_of_another_seed_are_their_dealer_s(monkeypatch, came):
+    """All are what was dealt, so that no teller can be false."""
     members, offers = meet()
+    real = secure.Shamir.split
+    monkeypatch.setattr(secure.Shamir, "split", lambda *most, ssss: real(*most[:2], bytes(secure.SEED), ssss=ssss))
+    offers[2] = members[2].offer()
+    monkeypatch.undo()
     vectors = [np.zeros(3, np.uint32)] * N
-    masked = {j: members[j].mask(opened(offers, j), vectors[j]) for j in range(4)}
-    told = {j: members[j].tell(range(4)) for j in range(4)}
-    for about in (2, 4):  # one who came, and one who did not
-        wrong = {**told, 1: {**told[1], about: secrets.token_bytes(secure.SEED)}}
-        with pytest.raises(SecureError, match=f"shares of client {about} do not fit together"):
-            secure.unmasked(offers, masked, wrong, N)
+    with pytest.raises(SecureError, match="the shares that client 2 has dealt are not of its") as found:
+        sum_of(members, offers, vectors, came=came)
+    assert found.value.members == {2}
+
+
+@pytest.mark.parametrize("clients", [3, 4, 5, 7, 10])
+def test_who_is_true_is_never_named(clients):
+    """Whatever those who are false tell and deal, as long as they are as many as the sum can do without, or one."""
+    rng, most = np.random.default_rng(clients), max(clients - threshold(clients), 1)
+    named = []
+    for _ in range(20):
+        members, offers = meet(clients)
+        wrong = rng.choice(clients, most, replace=False).tolist()
+        came = sorted({*range(clients)} - set(wrong[: clients - threshold(clients)] if rng.random() < 0.3 else ()))
+        for dealer in wrong:
+            to = rng.choice(clients, rng.integers(clients + 1), replace=False)
+            marks = {j: secrets.token_bytes(32) if j in to else mark for j, mark in offers[dealer].marks.items()}
+            offers[dealer] = dataclasses.replace(offers[dealer], marks=marks)
+        for j in came:
+            members[j].mask(opened(offers, j), np.zeros(3, np.uint32))
+        told = {j: members[j].tell(came) for j in came}
+        for teller in set(wrong) & set(came):
+            told = lie(told, teller, rng.choice(clients, rng.integers(clients + 1), replace=False).tolist())
+        certain = secure.false(offers, came, told, clients)
+        assert certain <= set(wrong)
+        named.append(len(certain))
+    assert max(named) == most, "they are found, too"
 
 
 def test_bytes_of_others_are_refused():

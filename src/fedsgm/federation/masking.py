@@ -32,6 +32,7 @@ from fedsgm.privacy.secure import Member, Offer, SecureError
 UNIT = 2.0**-30  # of statistics, in fixed point
 WIDE = 8  # bytes of one
 SIGNED = "fedsgm secure aggregation"
+FALSE = "it told or dealt shares that are false, and is asked for nothing more in this run"
 _CARD = 2**17  # bytes of one that is read
 _LENGTH = 4  # bytes of the length of what comes before a payload
 
@@ -221,12 +222,14 @@ class Sums:
         self.least = secure.threshold(self.clients)
         self._cards: dict[int, Any] = {}
         self._offers: dict[int, Offer] = {}
+        self._false: set[int] = set()  # who told or dealt false shares: asked for nothing any more
 
     def ask(
         self, model: Followed, kind: Kind, who: Collection[int], payload: bytes, size: int
     ) -> tuple[Sum | None, Reasons]:
         """The sum over those of ``who`` who answer, None if these or their shares are too few; why others did not."""
-        reasons = self._agree(model, kind != Kind.UPDATE)
+        self._forget(self._false)
+        reasons = self._agree(model, kind != Kind.UPDATE) | dict.fromkeys(self._false, FALSE)
         offers = {client: self._offers[client] for client in who if client in self._offers}
         reasons |= {client: reasons.get(client, "it has no keys yet") for client in who if client not in offers}
         if len(offers) < self.least:
@@ -249,13 +252,14 @@ class Sums:
             return None, reasons | why | silent
         form = next(iter(answers.values()))[0]
         masked = {client: words for client, (_, words) in answers.items()}
+        self._false |= secure.false(offers, masked, told, self.clients)
         try:
             total = secure.unmasked(offers, masked, told, self.clients)
         except SecureError as error:
-            return None, reasons | why | dict.fromkeys(answers, str(error))
-        return Sum(
-            sorted(answers), packing.from_words(total, size), form, len(form) + 1 + size * len(total)
-        ), reasons | why
+            self._false |= error.members
+            return None, reasons | why | dict.fromkeys(answers, str(error)) | dict.fromkeys(self._false, FALSE)
+        numbers = packing.from_words(total, size)
+        return Sum(sorted(answers), numbers, form, len(form) + 1 + size * len(total)), reasons | why
 
     def _tell(
         self, model: Followed, survivors: Sequence[int], offers: Sequence[int]
@@ -279,7 +283,7 @@ class Sums:
     def _agree(self, model: Followed, greet: bool) -> Reasons:
         """See that everybody who is there has a card and an offer, for all who have a card."""
         reasons: Reasons = {}
-        missing = [client for client in range(self.clients) if client not in self._cards]
+        missing = [client for client in range(self.clients) if client not in {*self._cards, *self._false}]
         if missing and (greet or len(self._cards) < self.least):
             cards, reasons = self._ask(model, missing, Kind.KEYS, b"", lambda content: json.loads(content[:_CARD]))
             for client, card in cards.items():
@@ -341,7 +345,5 @@ def _read_masked(content: bytes, size: int) -> tuple[bytes, np.ndarray]:
 def _odd(answers: Mapping[int, tuple[bytes, np.ndarray]]) -> Reasons:
     """Those of another form or length than most."""
     forms = {client: (form, len(words)) for client, (form, words) in answers.items()}
-    if not forms:
-        return {}
-    usual = max(forms.values(), key=list(forms.values()).count)
+    usual = max(forms.values(), key=list(forms.values()).count, default=None)
     return {client: WRONG_SHAPE for client, form in forms.items() if form != usual}

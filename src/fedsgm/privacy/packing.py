@@ -8,7 +8,7 @@ import numpy as np
 
 from fedsgm.privacy.secure import SEED, Offer, Opened, SecureError
 
-_PUBLIC, _SEALED = 32, 2 * SEED + 16
+_PUBLIC, _SEALED, _MARKS = 32, 2 * SEED + 16, 2 * SEED
 
 
 def to_words(numbers: np.ndarray, width: int, clients: int) -> np.ndarray:
@@ -46,22 +46,28 @@ def _words(width: int) -> np.dtype:
 
 
 def sealed_size(clients: int) -> int:
-    """Bytes of an offer with a seal for each client."""
-    return 8 + _PUBLIC + SEED + clients * _SEALED
+    """Bytes of an offer with a seal and marks for each client."""
+    return 8 + _PUBLIC + SEED + clients * (_SEALED + _MARKS)
 
 
 def pack_offer(offer: Offer, clients: int) -> bytes:
     """An offer as bytes: of one length, whoever it is for."""
     seals = b"".join(offer.sealed.get(number, bytes(_SEALED)) for number in range(clients))
-    return offer.serial.to_bytes(8, "little") + offer.public + offer.check + seals
+    marks = b"".join(offer.marks[number] for number in range(clients))
+    return offer.serial.to_bytes(8, "little") + offer.public + offer.check + seals + marks
 
 
 def unpack_offer(data: bytes, clients: int) -> Offer:
     if len(data) != sealed_size(clients):
         raise SecureError("the offer has a wrong length")
-    head, seals = data[: sealed_size(0)], data[sealed_size(0) :]
-    sealed = {number: seals[_SEALED * number : _SEALED * (number + 1)] for number in range(clients)}
-    return Offer(int.from_bytes(head[:8], "little"), head[8 : 8 + _PUBLIC], head[8 + _PUBLIC :], sealed)
+    head, rest = data[: sealed_size(0)], data[sealed_size(0) :]
+    sealed, marks = _parts(rest[: clients * _SEALED], _SEALED), _parts(rest[clients * _SEALED :], _MARKS)
+    return Offer(int.from_bytes(head[:8], "little"), head[8 : 8 + _PUBLIC], head[8 + _PUBLIC :], sealed, marks)
+
+
+def _parts(data: bytes, size: int) -> dict[int, bytes]:
+    """By number, what is there for each client."""
+    return {at // size: data[at : at + size] for at in range(0, len(data), size)}
 
 
 _SHOWN = np.dtype([("number", "<u4"), ("serial", "<u8"), ("public", f"V{_PUBLIC}"), ("sealed", f"V{_SEALED}")])

@@ -4,8 +4,9 @@ Every sum has its own masks. A :class:`Member` makes an *offer* for one: the pub
 come from, and of the two seeds behind its masks a share for each of the others, sealed. When the server has chosen
 whose offers belong together, each masks its vector by them; when it has said whose vectors came, each tells one share
 of everybody: of those who came, of the seed of their own mask; of those who did not, of the key of their masks with
-others. As many members as the threshold says give a seed back, fewer say nothing about it. Keys agree by X25519, seeds
-grow by HKDF and ChaCha20, shares are sealed by ChaCha20-Poly1305 and made by PyCryptodome's Shamir.
+others. As many members as the threshold says give a seed back, fewer say nothing about it. An offer has a hash of each
+share, which hides it as it is random: a share that is not the one that was dealt counts for nothing. Keys agree by
+X25519, seeds grow by HKDF and ChaCha20, shares are sealed by ChaCha20-Poly1305 and made by PyCryptodome's Shamir.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ SEED = 16  # bytes of a seed and of a share of one
 
 
 class SecureError(FedSGMError):
-    """What would show more than a sum, or is not what the others said."""
+    """What would show more than a sum, or is not what the others said; ``members`` are false for certain."""
+
+    def __init__(self, why: str, *members: int) -> None:
+        super().__init__(why)
+        self.members = set(members)
 
 
 def threshold(clients: int) -> int:
@@ -47,12 +52,16 @@ def threshold(clients: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """One member's for one sum: its public key, what its own seed must hash to, a sealed pair of shares for each."""
+    """One member's for one sum: its public key, what its own seed must hash to, a sealed pair of shares for each.
+
+    ``marks`` has what each one's pair of shares, its own too, must hash to.
+    """
 
     serial: int
     public: bytes
     check: bytes
     sealed: Mapping[int, bytes]
+    marks: Mapping[int, bytes]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +142,11 @@ class Member:
             )
             for number in self._others
         }
-        return Offer(self._serial, public, _check(own), sealed)
+        marks = {
+            number: b"".join(_mark(self.number, self._serial, number, share) for share in both)
+            for number, both in enumerate(shares)
+        }
+        return Offer(self._serial, public, _check(own), sealed, marks)
 
     def mask(self, opened: Mapping[int, Opened], vector: np.ndarray) -> np.ndarray:
         """The vector, of unsigned whole numbers, with the masks of this sum; the offers in it are spent."""
@@ -194,19 +207,54 @@ def unmasked(
     """The sum of the vectors in ``masked``, of all who made ``offers`` for it; ``told`` has the shares of some."""
     total = np.sum(np.stack(list(masked.values())), axis=0, dtype=next(iter(masked.values())).dtype)
     for number, offer in offers.items():
-        seed = combined({teller: shares[number] for teller, shares in told.items()}, clients)
+        dealt = _dealt(offer, number, told, masked)
+        if len(dealt) < threshold(clients):
+            why = f"{len(dealt)} shares that client {number} has dealt were told, but {threshold(clients)} are needed"
+            others = ", ".join(map(str, sorted(told.keys() - dealt.keys())))
+            raise SecureError(why + (f": it is false, or client {others}, who told others" if others else ""))
+        seed = combined(dealt, clients)
         if number in masked:
             if _check(seed) != offer.check:
-                raise SecureError(f"the shares of client {number} do not fit together: somebody told a wrong one")
+                raise SecureError(f"the shares that client {number} has dealt are not of its seed", number)
             total = total - stream(seed, b"own", total)
             continue
         key = _key(seed)
         if key.public_key().public_bytes_raw() != offer.public:
-            raise SecureError(f"the shares of client {number} do not fit together: somebody told a wrong one")
+            raise SecureError(f"the shares that client {number} has dealt are not of its key", number)
         for other in masked:
             mask = _mask_of(key, number, offer.serial, other, offers[other], total)
             total = total - mask if other < number else total + mask
     return total
+
+
+def false(
+    offers: Mapping[int, Offer], came: Collection[int], told: Mapping[int, Mapping[int, bytes]], clients: int
+) -> set[int]:
+    """Who told or dealt shares that are false, for certain: as long as the false ones are no more than may be missing.
+
+    Where a share is not what was dealt, one of two is false. So a client that contradicts more others than may be
+    false, or itself, is; who contradicts fewer may be either.
+    """
+    most = max(clients - threshold(clients), 1)
+    against: dict[int, set[int]] = {number: set() for number in offers}
+    for dealer, offer in offers.items():
+        for teller in told.keys() - _dealt(offer, dealer, told, came).keys():
+            against[teller].add(dealer)
+            against[dealer].add(teller)
+    return {number for number, others in against.items() if number in others or len(others) > most}
+
+
+def _dealt(
+    offer: Offer, dealer: int, told: Mapping[int, Mapping[int, bytes]], came: Collection[int]
+) -> dict[int, bytes]:
+    """The shares that are what was dealt: of the seed of a mask where the dealer's vector came, of a key otherwise."""
+    at = 0 if dealer in came else SEED
+    each = {teller: shares[dealer] for teller, shares in told.items()}
+    return {
+        teller: share
+        for teller, share in each.items()
+        if _mark(dealer, offer.serial, teller, share) == offer.marks[teller][at : at + SEED]
+    }
 
 
 def combined(shares: Mapping[int, bytes], clients: int) -> bytes:
@@ -252,6 +300,11 @@ def _derived(secret: bytes, purpose: bytes, *more: bytes) -> bytes:
 
 def _check(seed: bytes) -> bytes:
     return hashlib.sha256(b"fedsgm own seed" + seed).digest()[:SEED]
+
+
+def _mark(dealer: int, serial: int, holder: int, share: bytes) -> bytes:
+    about = b"fedsgm share" + _pair(dealer, holder) + serial.to_bytes(8, "little")
+    return hashlib.sha256(about + share).digest()[:SEED]
 
 
 def _pair(sender: int, receiver: int) -> bytes:
