@@ -4,10 +4,10 @@
 // Magnitudes are compared as the 31 bits of |x|, which order as the numbers do: infinities are above all numbers and
 // NaNs above infinities. So any input has exactly K winners, and nothing depends on how denormals are rounded.
 //
-// One pass over the vector takes out a few entries more than K, from a pattern on that a sample suggests; where these
-// are less than K, or far more, the first digits of all entries are counted before. The K-th largest pattern is then
-// found among those by radix select, a digit at a time from the top. src/fedsgm/core/topk.py has the same in JAX, to
-// the bit.
+// One pass over the vector takes out a few entries more than K, from a pattern on that a sample suggests. Where the
+// vector is short, or these are less than K or far more, the first digits of all entries are counted before. The K-th
+// largest pattern is then found among those by radix select, a digit at a time from the top. src/fedsgm/core/topk.py
+// has the same in JAX, to the bit.
 
 #include <algorithm>
 #include <atomic>
@@ -31,7 +31,7 @@ constexpr int kDigits = 3;
 constexpr int kShift[kDigits] = {20, 10, 0};  // the sign is none of a digit's bits: the first has 11, the others 10
 constexpr uint32_t kBins = 2048;
 constexpr uint32_t kMask[kDigits] = {2047, 1023, 1023};
-constexpr int64_t kSample = 2048;
+constexpr int64_t kLong = 1 << 16, kSample = 2048;
 constexpr int64_t kPart = 1 << 18;  // entries that are worth a thread of their own, at least
 constexpr int kMostParts = 16;
 constexpr int64_t kSmall = 512;  // up to here, clearing and reading a histogram would take longer than comparing
@@ -190,19 +190,16 @@ uint32_t SampledFloor(const float* x, int64_t d, int64_t k, int64_t& room) {
   return sample[rank - 1];
 }
 
-// The k-th largest pattern, and in `rank` how many of the entries that have it are among the k largest. `some` has room
-// for as many entries.
-uint32_t Threshold(const float* x, int64_t d, int64_t& rank, uint32_t* some) {
-  uint32_t counts[kBins];
-  CountFirst(x, d, counts);
-  uint32_t prefix = FindBin(counts, rank);
+// The pattern that is the `rank`-th largest of those with these first digits; `rank` becomes how many of the entries that
+// have it are among so many. `some` has room for all entries.
+uint32_t Threshold(const float* x, int64_t d, uint32_t prefix, int64_t& rank, uint32_t* some) {
   int64_t many = 0;
   for (int64_t i = 0; i < d; ++i) {
     some[many] = Magnitude(x, i);
     many += some[many] >> kShift[0] == prefix;
   }
   for (int digit = 1; digit < kDigits; ++digit) {
-    std::fill(counts, counts + kBins, 0);
+    uint32_t counts[kBins] = {};
     for (int64_t j = 0; j < many; ++j)
       if (some[j] >> kShift[digit - 1] == prefix) ++counts[some[j] >> kShift[digit] & kMask[digit]];
     prefix = prefix << (kShift[digit - 1] - kShift[digit]) | FindBin(counts, rank);
@@ -222,22 +219,27 @@ bool Select(const float* x, int64_t d, int64_t k, ffi::ThreadPool& pool, int32_t
   };
 
   int64_t room, rank = k;
-  const uint32_t guess = SampledFloor(x, d, k, room);
-  const int parts = int(std::min<int64_t>({pool.num_threads(), kMostParts, d / kPart}));
-  if (!has_room(parts < 2 ? room : parts * RoomOfPart(d, room, parts))) return false;
-  if (!CollectAll(x, d, guess, room, parts, pool, found) || found.size < k) {
-    // The sample was not like the rest: the first digits of all entries are counted.
-    uint32_t counts[kBins];
+  uint32_t counts[kBins], prefix;
+  bool collected = false;
+  if (d >= kLong) {
+    const uint32_t guess = SampledFloor(x, d, k, room);
+    const int parts = int(std::min<int64_t>({pool.num_threads(), kMostParts, d / kPart}));
+    if (!has_room(parts < 2 ? room : parts * RoomOfPart(d, room, parts))) return false;
+    collected = CollectAll(x, d, guess, room, parts, pool, found) && found.size >= k;
+  }
+  if (collected) {
+    CountFirst(found.entries, found.size, counts);
+    prefix = FindBin(counts, rank);
+  } else {  // a sample would be no gain, or was not like the rest
     CountFirst(x, d, counts);
-    const uint32_t first = FindBin(counts, rank);
-    room = k - rank + counts[first] + 64;
+    prefix = FindBin(counts, rank);
+    room = k - rank + counts[prefix] + 64;
     if (!has_room(room)) return false;
-    Collect(x, 0, d, first << kShift[0], room, found);
-    rank = k;
+    Collect(x, 0, d, prefix << kShift[0], room, found);
   }
   uint32_t* scratch = some.Get(found.size + 1);
   if (scratch == nullptr) return false;
-  const uint32_t least = Threshold(found.entries, found.size, rank, scratch);
+  const uint32_t least = Threshold(found.entries, found.size, prefix, rank, scratch);
 
   int64_t n = 0;
   for (int64_t j = 0; j < found.size && n < k; ++j) {

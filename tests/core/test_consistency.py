@@ -54,9 +54,10 @@ def scores(problem, rounds=8, send=lambda v: v, say=lambda s: s, rule=fs.Hard(),
         each = jax.vmap(lambda own: algorithm.measure(task, w, own, keys.shared)[0])(here)
         told = jax.tree.map(lambda a: jnp.where(lies, say(a), a), each)
         direction, server, measured = algorithm.decide(task, server, told, who, N, keys.server)
+        apart = task.layout.apart(w)
 
         def update(own):
-            return algorithm.local_update(task, w, direction, own, None, algorithm.init_memory(D), keys.shared)[0]
+            return algorithm.local_update(task, apart, direction, own, None, algorithm.init_memory(D), keys.shared)[0]
 
         message = jax.vmap(update)(here)
         sent = jnp.where(lies[:, None], send(message.values), message.values)

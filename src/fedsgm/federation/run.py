@@ -241,9 +241,8 @@ class Run:
         self._record_spent(self.rounds - 1)
         self.count_frames()
         self._ask(False)
-        answer = self._answer(found, len(evaluations))
-        if isinstance(self.program.task.task, Private):
-            answer = self.found.mean(self.rounds)
+        private = isinstance(self.program.task.task, Private)
+        answer = self.found.mean(self.rounds) if private else self._answer(found, len(evaluations))
         ends = self.found.ends(self.model.replica, self.rounds, answer)
         others = [{name: float(value) for name, value in found[w.tobytes()][0].items()} for w in self.beside]
         # the parameters themselves, or where they are none of these, the last
