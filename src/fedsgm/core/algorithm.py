@@ -296,9 +296,8 @@ class FedSGM:
 
     def _margin(self, measured: Measured, share: float) -> Any:
         """How far below the bounds the rule switches, in units of the constraints."""
-        share = 1.0 if self.query == "memory" else share
-        batches = self.constraint_batch_size is not None
-        return margin_of(self.rule, measured, 0.0 if batches else share)
+        share = 0.0 if self.constraint_batch_size is not None else 1.0 if self.query == "memory" else share
+        return margin_of(self.rule, measured, share)
 
     def remember(self, server: Server, statistics: Any, who: jax.Array, clients: int) -> Server:
         """The server with these clients' statistics in place of their last ones."""
@@ -346,9 +345,7 @@ class FedSGM:
         """Server: what :meth:`aggregate` needs of messages, once these are added to others' total."""
         return total.after(self.uplink, messages)
 
-    def screened(
-        self, messages: Message, who: jax.Array, d: int, doubted: jax.Array | None
-    ) -> tuple[Summed, jax.Array]:
+    def screened(self, messages: Message, who: jax.Array, d: int, doubted: Any) -> tuple[Summed, jax.Array]:
         """Server: what :meth:`aggregate` needs of all messages, with the share of each that is left out as doubtful.
 
         ``doubted`` is 1 for who said in this round what is not believed, whose message is not used either.
