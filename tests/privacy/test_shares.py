@@ -12,7 +12,7 @@ from support.auditing import lower_bound
 
 PROBLEM = fs.Problem(lambda w, e: w @ e["x"], [fs.Mean(lambda _, e: e["v"], name="value") <= 0.5])
 RANGES = {"objective": (-1.0, 1.0), "value": (0.0, 1.0)}
-LINK, UNIT, CLIENTS, TRIALS = fs.SharedK(1.0, reach=64.0), 2.0**-30, 5, 40_000
+LINK, UNIT, CLIENTS, TRIALS = fs.SharedK(1.0, reach=64.0), 2.0**-30, 5, 200_000
 
 
 def task_of(**changes):
