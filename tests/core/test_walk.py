@@ -8,6 +8,8 @@ import pytest
 import fedsgm as fs
 from fedsgm.base.layout import Layout
 from fedsgm.core import walk as walks
+from fedsgm.federation import Program
+from fedsgm.federation.inprocess import InProcess
 
 ROWS, FEATURES, WIDTH, STEPS, ETA = 12, 80, 64, 4, 0.003
 RNG = np.random.default_rng(3)
@@ -192,7 +194,7 @@ def test_one_step_and_small_models_are_walked_as_they_are():
     assert type(all_steps(summed(network), small)[1]) is walks.Walk
 
 
-def test_engines_walk_on_rows_to_the_same_run(monkeypatch):
+def test_engines_walk_on_rows_to_the_same_run(monkeypatch, tmp_path):
     """Several participants, seeds, compression and a weight of rows; beside the same run on the parameters."""
     parts = [
         {"x": RNG.normal(size=(n, FEATURES)).astype(np.float32), "y": np.float32(np.arange(n) % 2)} for n in (6, 9, 7)
@@ -208,6 +210,14 @@ def test_engines_walk_on_rows_to_the_same_run(monkeypatch):
         take(monkeypatch, on_rows)
         jax.clear_caches()
         runs.append(fs.simulate(algorithm, problem, clients, PARAMS, rounds=8, seeds=2, progress=False))
-    assert taken
+        assert bool(taken) is on_rows
+        taken.clear()
     for name, column in runs[0].history.items():
         np.testing.assert_allclose(column, runs[1].history[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    take(monkeypatch, True)
+    jax.clear_caches()
+    transport = InProcess.of(Program.of(algorithm, problem, PARAMS), clients, tmp_path)
+    federated = fs.federate(algorithm, problem, transport, PARAMS, rounds=8, progress=False)
+    assert taken
+    for name in ("objective", "size", "weight"):
+        np.testing.assert_allclose(federated.history[name], runs[1].history[name][:1], rtol=1e-4, atol=1e-6)
