@@ -71,9 +71,10 @@ class Offloaded:
         who, theirs = self._window(start)
         own, rows, memory = self._memories.of(who[:, : stop - start], self.capacity)
         state = replaced(state, memory=memory)
+        ahead = drawn(self.program, self.seeds, stop)  # asked for after the rounds, it would be drawn after them
         state, columns = advance(self.program, Window(who, theirs, rows), state, self.seeds, start, stop)
         if stop < int(self.program.rounds):
-            self._ahead = (stop, *self._bring(stop))
+            self._ahead = (stop, *self._brought(ahead))
         self._memories.put(own, state.memory)
         return self._evaluated(replaced(state, memory=None), columns.split(stop - start), stop)
 
@@ -94,11 +95,11 @@ class Offloaded:
     def _window(self, start: int) -> tuple[np.ndarray, Any]:
         """The participants of as many rounds as a window has, and their data."""
         if self._ahead is None or self._ahead[0] != start:
-            return self._bring(start)
+            return self._brought(drawn(self.program, self.seeds, start))
         return self._ahead[1:]
 
-    def _bring(self, start: int) -> tuple[np.ndarray, Any]:
-        who = np.asarray(drawn(self.program, self.seeds, start))
+    def _brought(self, drawn: jax.Array) -> tuple[np.ndarray, Any]:
+        who = np.asarray(drawn)
         return who, self._store.rounds(who)
 
     def _evaluated(self, state: State, columns: dict[str, Any], stop: int) -> tuple[State, dict[str, np.ndarray]]:
