@@ -41,6 +41,29 @@ def test_a_fold_adds_up_and_writes_memories_where_they_are(size):
     np.testing.assert_array_equal(after, 100 + np.arange(2 * MANY) * (np.arange(2 * MANY) % 2 == 0))
 
 
+@pytest.mark.parametrize("room", [4 * MANY, 4 * MANY - 1])
+def test_what_a_fold_makes_before_is_made_for_all_at_once_where_there_is_room(room, monkeypatch):
+    monkeypatch.setattr(blocks, "_AT_ONCE", room)
+    data, index = STACKED
+    given = []
+
+    def before(data, i):
+        return {"twice": 2 * data["x"], "i": i}
+
+    def fn(data, memory, i, *made):
+        given.append(len(made))
+        made = made[0] if made else before(data, i)
+        return made["twice"].sum() + made["i"], memory
+
+    def add(total, messages):
+        return total + messages.sum(), messages
+
+    memory = np.zeros(MANY, np.float32)
+    found = blocks.fold(fn, add, jnp.float32(0), data, memory, index, index, size=1, before=before)
+    assert set(given) == {room // (4 * MANY)}
+    np.testing.assert_array_equal(found[1], 2 * data["x"].sum(axis=1) + index)
+
+
 def test_blocks_are_alike_where_they_can_be():
     """So that one program is compiled for them: 20 by at most 8 are four of 5; 23 are two of 8 and one of 7."""
 

@@ -8,6 +8,9 @@ import pytest
 import fedsgm as fs
 from fedsgm.base.layout import Layout
 from fedsgm.core import walk as walks
+from fedsgm.core.algorithm import Flat
+from fedsgm.engines import rounds
+from fedsgm.engines.device import OnDevice
 from fedsgm.federation import Program
 from fedsgm.federation.inprocess import InProcess
 
@@ -192,6 +195,32 @@ def test_one_step_and_small_models_are_walked_as_they_are():
     assert type(all_steps(summed(network), PARAMS, steps=1)[1]) is walks.Walk
     small = {"a": normal(FEATURES, 4), "b": normal(4), "c": normal(4)}
     assert type(all_steps(summed(network), small)[1]) is walks.Walk
+
+
+def test_the_product_that_the_query_had_is_not_taken_again(monkeypatch):
+    """In a compiled round, whose operations XLA counts, of a loop's body once; beside one without ``products``."""
+
+    def loss(params, example):
+        return network(params, example["x"], example["y"])
+
+    kinds = [fs.Mean(loss, where=lambda example, k=k: example["y"] == k) for k in (0, 1)]
+    problem, layout = fs.Problem(kinds[0], [kinds[1] <= 0.5]), Layout.of(PARAMS)
+    clients = fs.Clients.from_list([{"x": X, "y": np.float32(np.arange(ROWS) % 2)}] * 3)
+    program = rounds.Compiled(fs.FedSGM(0.1, STEPS, 2), Flat(problem, layout), 1, 3, 0)
+    ground = OnDevice(program, problem.prepare(clients, PARAMS), np.zeros(1, np.uint32))
+    state = jax.tree.map(lambda a: a[0], ground.start(layout.flatten(PARAMS)[None]))
+    draw = jax.eval_shape(lambda: rounds.Draw.of(program, 0, 0))
+
+    def flops():
+        def replica(data, state, draw):
+            return rounds.one_round(program, data, state, draw, 0)[0].server.replica
+
+        return jax.jit(replica).lower(ground.data, state, draw).compile().cost_analysis()["flops"]
+
+    once = flops()
+    monkeypatch.delattr(fs.FedSGM, "products")
+    one_product = 2 * ROWS * FEATURES * WIDTH
+    assert flops() - once == pytest.approx(one_product, rel=0.05)
 
 
 def test_engines_walk_on_rows_to_the_same_run(monkeypatch, tmp_path):

@@ -46,12 +46,21 @@ def in_blocks(fn: Callable[..., Any], told: int | None = None) -> Callable[..., 
 
 
 def fold(
-    fn: Callable[..., Any], add: Callable[..., Any], zero: Any, data: Any, memory: Any, who: Any, *own: Any, size: int
+    fn: Callable[..., Any],
+    add: Callable[..., Any],
+    zero: Any,
+    data: Any,
+    memory: Any,
+    who: Any,
+    *own: Any,
+    size: int,
+    before: Callable[..., Any] | None = None,
 ) -> tuple[Any, Any, Any]:
     """``messages, memory = fn(data, memory, *own)`` of the members ``who``, in blocks.
 
     Of a block ``total, said = add(total, messages)``. It gives the total of all blocks, from ``zero`` on, what is
-    said of all members, and everybody's memory.
+    said of all members, and everybody's memory. What ``before(data, *own)`` gives is made for all members at once,
+    where there is room, and a last argument of ``fn``.
     """
     total, answers = zero, []
     for bind, theirs, mine in sizes.parts(data, (who, *own)):
@@ -62,6 +71,10 @@ def fold(
             total, said = add(total, messages)
             return (total, sizes.put(memory, who, new)), said
 
+        if before is not None:
+            made = jax.vmap(bind(before))(*theirs, *mine[1:])
+            numbers = sum(a.size for a in jax.tree.leaves(made))
+            mine = (*mine, made) if numbers <= _AT_ONCE else mine
         found = []
         for lot in _lots((theirs, mine), size):
             (total, memory), said = jax.lax.scan(one, (total, memory), lot)

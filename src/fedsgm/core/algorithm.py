@@ -36,7 +36,7 @@ from fedsgm.core.robust import Robust, believed, check_participants
 from fedsgm.core.rules import Direction, Hard, Measured, Rule, check_rule, margin_of
 from fedsgm.core.settings import check_settings, check_task
 from fedsgm.core.task import Task
-from fedsgm.core.walk import walk
+from fedsgm.core.walk import Products, Walk, walk
 
 if TYPE_CHECKING:
     import optax
@@ -321,18 +321,14 @@ class FedSGM:
         memory: Memory,
         key: jax.Array,
         shared: jax.Array | None = None,
+        products: Products | None = None,
     ) -> tuple[Message, Memory]:
         """Client: E local steps from w_t, then the compressed sum of their directions (lines 6-27).
 
         Where clients count by their rows, a large one's directions are longer, its local steps are not: it walks its
         own data as any other, and its message counts more. w_t is taken apart, once for all clients.
         """
-        share = task.task.share(direction, kept)
-
-        def follow(params: Any, key: jax.Array) -> Any:
-            return task.task.direction(params, direction, data, kept, key, batch_size=self.batch_size)
-
-        path = walk(task.layout, w, follow, self.local_steps)
+        share, path = task.task.share(direction, kept), self._path(task, w, direction, data, kept, products)
 
         def step(tau: jax.Array, total: Any) -> Any:
             return path.after(tau, total, self.eta, share, jax.random.fold_in(key, 2 + tau))
@@ -340,6 +336,16 @@ class FedSGM:
         update = path.update(jax.lax.fori_loop(0, self.local_steps, step, path.nothing))
         key, longest = jax.random.fold_in(key, 1), feedback.longest(self)
         return feedback.send(self.uplink, memory, update, key, shared, longest, direction.named)
+
+    def products(self, task: Flat, w: list[Any], direction: Direction, data: Any, kept: Any) -> Products:
+        """Client: of its local steps, the products that are the same for all clients but for their rows."""
+        return self._path(task, w, direction, data, kept).first
+
+    def _path(self, task: Flat, w: Any, direction: Direction, data: Any, kept: Any, given: Any = None) -> Walk:
+        def follow(params: Any, key: jax.Array) -> Any:
+            return task.task.direction(params, direction, data, kept, key, batch_size=self.batch_size)
+
+        return walk(task.layout, w, follow, self.local_steps, given)
 
     def summed(self, total: Summed, messages: Message) -> Summed:
         """Server: what :meth:`aggregate` needs of messages, once these are added to others' total."""
@@ -355,13 +361,6 @@ class FedSGM:
         said = jnp.zeros(len(vectors)) if doubted is None else doubted
         mean, rejected = self.robust.combined(vectors, believed(None, said))
         return Screened(mean, jnp.float32(1), vectors, who), jnp.float32(rejected)
-
-    def settled(self, memory: Memory, before: Memory, rejected: jax.Array) -> Memory:
-        """Client: its memory once it knows what was left out; not used at all, it is as one that did not take part.
-
-        To give it its message back would make its next one longer, and be left out again, for ever.
-        """
-        return jax.tree.map(lambda new, old: jnp.where(rejected < 1, new, old), memory, before)
 
     def aggregate(
         self, task: Flat, server: Server, messages: Message | Summed, key: jax.Array

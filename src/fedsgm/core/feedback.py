@@ -187,6 +187,14 @@ def take_back(memory: Memory, before: Memory, sent: Any) -> Memory:
     return before if memory.error is None else replaced(memory, error=memory.error + sent)
 
 
+def settled(memory: Memory, before: Memory, rejected: jax.Array) -> Memory:
+    """The memory, once it is known which share of its message was left out; of all, it is that before it.
+
+    To give it its message back would make its next one longer, and be left out again, for ever.
+    """
+    return jax.tree.map(lambda new, old: jnp.where(rejected < 1, new, old), memory, before)
+
+
 def is_sound(memory: Memory) -> bool:
     """Whether what is to be sent some day is finite; a transform's state is its own."""
     return memory.error is None or bool(np.isfinite(memory.error).all())

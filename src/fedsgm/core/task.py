@@ -136,7 +136,10 @@ class Algorithm(Protocol):
         key: jax.Array,
         shared: jax.Array | None = None,
     ) -> tuple[Message, Any]:
-        """``w`` is what the layout takes apart; ``key`` the client's own, ``shared`` the same for all in a round."""
+        """``w`` is what the layout takes apart; ``key`` the client's own, ``shared`` the same for all in a round.
+
+        If there is a ``products(task, w, direction, data, kept)`` too, what it gives may be a last argument.
+        """
         ...
 
     def aggregate(self, task: Flat, server: Any, messages: Message, key: jax.Array) -> tuple[Any, Message]:

@@ -24,14 +24,21 @@ Direction = Callable[[Any, jax.Array], Any]
 """A local step's, of parameters and a key."""
 
 
-def walk(layout: Layout, w: list[Any], direction: Direction, steps: int) -> Walk:
-    """From w, taken apart, in the way in which so many local steps are the least work."""
+Products = dict[int, jax.Array]
+"""X W of each matrix that steps are taken on rows for, by its place among the parameters."""
+
+
+def walk(layout: Layout, w: list[Any], direction: Direction, steps: int, products: Products | None = None) -> Walk:
+    """From w, taken apart, in the way in which so many local steps are the least work.
+
+    ``products`` are its own at w, where they were made before, for many clients at once.
+    """
     plain = Walk(layout, w, direction)
     if steps == 1 or layout.matrices < LARGE:
         return plain
     traced = jax.make_jaxpr(plain.direction_at)(plain.start, jax.random.key(0))
-    products = [product for product in products_of(traced.jaxpr, len(plain.start)) if product.pays(steps)]
-    return OnRows(plain, traced, products) if products else plain
+    found = [product for product in products_of(traced.jaxpr, len(plain.start)) if product.pays(steps)]
+    return OnRows(plain, traced, found, products) if found else plain
 
 
 class Walk:
@@ -39,6 +46,7 @@ class Walk:
 
     def __init__(self, layout: Layout, w: list[Any], direction: Direction) -> None:
         self.layout, self.start, self.direction = layout, w, direction
+        self.first: Products = {}
 
     def direction_at(self, parts: list[Any], key: jax.Array) -> list[Any]:
         return self.layout.split(self.direction(self.layout.joined(parts), key))
@@ -61,15 +69,13 @@ class Walk:
 class OnRows(Walk):
     """The same steps, where of some matrices' directions D_1 + ... + D_k is kept."""
 
-    def __init__(self, plain: Walk, traced: ClosedJaxpr, products: list[Product]) -> None:
-        self.layout, self.direction, self.start = plain.layout, plain.direction, plain.start
+    def __init__(self, plain: Walk, traced: ClosedJaxpr, products: list[Product], first: Products | None) -> None:
+        super().__init__(plain.layout, plain.start, plain.direction)
         self.products = {product.leaf: product for product in products}
         jaxpr, moving, outs = traced.jaxpr, moved_by(traced.jaxpr), [product.out for product in products]
         rows = part(traced, [], [product.rows for product in products], lambda eqn: eqn.outvars[0] not in moving)()
         self.rows = {product.leaf: product.flat(its) for product, its in zip(products, rows, strict=True)}
-        self.first = {
-            leaf: self.rows[leaf] @ product.turned(self.start[leaf]) for leaf, product in self.products.items()
-        }
+        self.first = first or {i: self.rows[i] @ each.turned(self.start[i]) for i, each in self.products.items()}
         self.squares = {leaf: rows @ rows.T for leaf, rows in self.rows.items()}
         inner = {product.leaf: product.inner for product in products}
         wanted = [inner.get(leaf, gradient) for leaf, gradient in enumerate(jaxpr.outvars)]

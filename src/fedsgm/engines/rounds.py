@@ -19,6 +19,7 @@ from fedsgm.core import feedback
 from fedsgm.core.algorithm import Flat
 from fedsgm.core.drawing import RoundKeys
 from fedsgm.core.feedback import Summed
+from fedsgm.core.rules import Direction
 from fedsgm.core.task import Algorithm
 from fedsgm.engines import recording
 from fedsgm.engines.recording import Columns, Found
@@ -60,6 +61,10 @@ class Compiled:
     devices: Mesh | None = static(default=None)
     room: int = static(default=0)
     light: bool = static(default=False)
+
+    def at(self, round: jax.Array) -> Compiled:
+        """With what changes from round to round as it is in this one."""
+        return replaced(self, algorithm=self.algorithm.at(round), task=self.task.at(round))
 
     @property
     def share(self) -> int:
@@ -209,7 +214,8 @@ def one_round(
     program: Compiled, data: Any, state: State, draw: Draw, t: jax.Array
 ) -> tuple[State, dict[str, jax.Array]]:
     """One round of one seed: the participants' work, and what there is to see of it."""
-    algorithm, task, each = program.algorithm.at(t), program.task.at(t), program.each
+    program = program.at(t)
+    algorithm, task, each = program.algorithm, program.task, program.each
     server, w, work = state.server, state.server.replica, draw.work
     asked = work if draw.asked is None else draw.asked
     theirs = work.take(data) if draw.theirs is None else draw.theirs
@@ -223,15 +229,10 @@ def one_round(
     direction, server, measured = algorithm.decide(task, server, statistics, asked.who, program.n, draw.server)
     info = {"participants": work.who} | recording.decided(algorithm, server, direction, measured)
 
-    apart = task.layout.apart(w)  # once for all: a client after another would copy it
-
-    def local_update(data: Any, memory: Any, kept: Any, key: jax.Array) -> Any:
-        return algorithm.local_update(task, apart, direction, data, kept, memory, key, draw.shared)
-
     if algorithm.draws and draw.theirs is None:
         theirs = sizes.to_draw_from(data, work.who, theirs)
     doubted = None if measured.doubted is None else measured.doubted[work.who]
-    messages, sent, memory, seen = _updates(program, local_update, work, t, theirs, state.memory, kept, doubted)
+    messages, sent, memory, seen = _updates(program, w, direction, draw, t, theirs, state.memory, kept, doubted)
     server, broadcast = algorithm.aggregate(task, server, messages, draw.server)
     first = jnp.where(t == 0, program.n, len(work.who)) if algorithm.asks_first else len(asked.who)
     info |= seen | recording.traffic(statistics, first, direction, sent, broadcast, len(work.who))
@@ -251,8 +252,9 @@ def one_round(
 
 def _updates(
     program: Compiled,
-    local_update: Callable[..., Any],
-    work: Slots,
+    w: jax.Array,
+    direction: Direction,
+    draw: Draw,
     t: jax.Array,
     data: Any,
     memory: Any,
@@ -261,7 +263,16 @@ def _updates(
 ) -> tuple[Any, jax.Array, Any, dict[str, jax.Array]]:
     """The participants' messages, or what is made of all of them, their bytes, all memories, and what was rejected."""
     algorithm: Any = program.algorithm
-    layout, summed, robust = program.task.layout, *(getattr(algorithm, name, None) for name in ("summed", "robust"))
+    summed, robust = (getattr(algorithm, name, None) for name in ("summed", "robust"))
+    work, task, layout = draw.work, program.task, program.task.layout
+    apart = layout.apart(w)  # once for all: a client after another would copy it
+
+    def local_update(data: Any, memory: Any, kept: Any, key: jax.Array, *made: Any) -> Any:
+        return algorithm.local_update(task, apart, direction, data, kept, memory, key, draw.shared, *made)
+
+    def products(data: Any, kept: Any, _: jax.Array) -> Any:
+        return algorithm.products(task, apart, direction, data, kept)
+
     size = blocks.size_for((kept, work.keys), program.block, layout.size, layout.matrices)
     if program.debug or program.devices is not None or summed is None or size == len(work.who) or robust is not None:
         before = work.take(memory)
@@ -271,7 +282,7 @@ def _updates(
         if robust is None:
             return messages, nbytes, work.put(memory, new), {}
         total, rejected = algorithm.screened(messages, work.who, layout.size, doubted)
-        new = jax.vmap(algorithm.settled)(new, before, work.own(rejected))
+        new = jax.vmap(feedback.settled)(new, before, work.own(rejected))
         return total, nbytes, work.put(memory, new), {"rejected": rejected}
 
     def add(total: Summed, messages: Any) -> tuple[Summed, jax.Array]:
@@ -279,7 +290,8 @@ def _updates(
 
     none, rows = Summed.nothing(layout.size), work.rows
     rows = jnp.arange(len(work.who)) if rows is None else rows
-    return *blocks.fold(local_update, add, none, data, memory, rows, kept, work.keys, size=size), {}
+    given, before = (data, memory, rows, kept, work.keys), products if hasattr(algorithm, "products") else None
+    return *blocks.fold(local_update, add, none, *given, size=size, before=before), {}
 
 
 def _true_values(

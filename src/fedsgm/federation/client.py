@@ -312,7 +312,7 @@ class Client:
 
         If it did not, the message goes back into the memory. If the server does that very round again, because it was
         stopped before it could use the message, the update is undone: the round's new one takes its place. So is one
-        that robust aggregation may have left out: see :meth:`FedSGM.settled`.
+        that robust aggregation may have left out: see ``feedback.settled``.
         """
         if asked.used == sent.round:
             return state.memory

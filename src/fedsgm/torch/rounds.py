@@ -152,7 +152,7 @@ def finish(
         doubted = decided.info.get("doubted")
         doubted = None if doubted is None else doubted[who]
         used, seen["rejected"] = algorithm.screened(messages, who, len(before), doubted)
-        memory = jax.vmap(algorithm.settled)(memory, earlier, seen["rejected"])
+        memory = jax.vmap(feedback.settled)(memory, earlier, seen["rejected"])
     server, broadcast = algorithm.aggregate(task, decided.server, used, keys.server)
     nbytes = jax.vmap(wire.size)(messages)
     info = seen | recording.traffic(decided.statistics, asked, decided.direction, nbytes, broadcast, len(who))
