@@ -10,7 +10,7 @@ WORKERS ?= 2
 
 install: .venv/.installed
 
-.venv/.installed: pyproject.toml constraints.txt setup.py native/topk.cc
+.venv/.installed: pyproject.toml constraints.txt setup.py $(wildcard native/*)
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fedsgm needs Python 3.11 or newer; run make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(PIP) install --quiet --constraint constraints.txt --editable .
@@ -67,4 +67,4 @@ benchmark: .venv/.dev
 	$(BIN)/fedsgm benchmark report benchmarks-run --page docs/benchmark.md
 
 clean:
-	rm -rf .venv build dist src/*.egg-info src/fedsgm/core/_topk*
+	rm -rf .venv build dist src/*.egg-info src/fedsgm/base/_native*

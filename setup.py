@@ -1,4 +1,4 @@
-"""Builds the Top-K kernel where that can be done; elsewhere the package is pure Python, and does the same in JAX.
+"""Builds the kernels where that can be done; elsewhere the package is pure Python, and does the same in JAX.
 
 All else is in pyproject.toml. With FEDSGM_KERNEL=0 nothing is tried.
 """
@@ -18,7 +18,8 @@ def kernels() -> list[Extension]:
     headers = Path(jaxlib.submodule_search_locations[0], "include")
     flags = ["-std=c++17", "-O3", "-g0", "-pthread", "-isystem", str(headers)]
     made = {"extra_compile_args": flags, "extra_link_args": ["-pthread"], "language": "c++", "optional": True}
-    return [Extension("fedsgm.core._topk", ["native/topk.cc"], **made)]
+    sources = {"sources": ["native/topk.cc", "native/vectors.cc"], "depends": ["native/together.h"]}
+    return [Extension("fedsgm.base._native", **sources, **made)]
 
 
 setup(ext_modules=kernels())

@@ -31,8 +31,8 @@ from fedsgm.base.layout import Layout
 from fedsgm.tables.models import MLP
 
 CLIENTS, PARTICIPANTS, CHECKED, TOLERANCE = 20, 10, 3, 1e-3
-SIZES = {128: (20, 120), 1000: (1, 9)}
-"""Features and width of the hidden layer, and the rounds of the shorter and the longer run."""
+SIZES = {128: (20, 120, 100), 1000: (1, 41, 8)}
+"""Features and width of the hidden layer, and the rounds of the shorter and the longer run, and of a loop."""
 TARGET, SHARE_TARGET = 3, 0.25
 
 
@@ -93,20 +93,21 @@ class Network:
         return lambda rounds: run(x, first, rounds).block_until_ready()
 
 
-def compare(network: Network, rounds: tuple[int, int], repetitions: int) -> None:
+def compare(network: Network, rounds: tuple[int, int, int], repetitions: int) -> None:
     d, top = len(network.flat), fs.TopK(loops.SHARE)
     print(f"\nd = {d:,}, {network.rows} rows a client", flush=True)
     participants = check_same(network)
-    again = np.resize(participants, (rounds[1], PARTICIPANTS))
+    few, many, looped = rounds
+    again = np.resize(participants, (looped, PARTICIPANTS))
     clocks = {
-        "fedsgm": turns.steady(lambda rounds: network.simulate(rounds, top), *rounds),
-        "not compressed": turns.steady(lambda rounds: network.simulate(rounds, fs.Identity()), *rounds),
+        "fedsgm": turns.steady(lambda rounds: network.simulate(rounds, top), few, many),
+        "not compressed": turns.steady(lambda rounds: network.simulate(rounds, fs.Identity()), few, many),
     }
     for threads in sorted({1, os.cpu_count() or 1}):
         for name, loop in (("NumPy", loops.numpy_loop), ("PyTorch", loops.torch_loop)):
             run = on_threads(threads, functools.partial(run_loop, loop, network, again))
-            clocks[f"{name}, {threads} thread{'s'[: threads > 1]}"] = turns.clock(run, rounds[1] - rounds[0])
-    clocks["products only"] = turns.clock(network.floor(), rounds[1] - rounds[0])
+            clocks[f"{name}, {threads} thread{'s'[: threads > 1]}"] = turns.clock(run, looped)
+    clocks["products only"] = turns.clock(network.floor(), looped)
     taken = turns.take(clocks, repetitions)
     print(f"one round, median of {repetitions}")
     turns.table(taken, "ms", {})

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedsgm.base import native
 from fedsgm.core import topk
 from fedsgm.core.compression import RandK
 
@@ -34,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="no vectors of 10 million")
     options = parser.parse_args()
-    why = topk.missing()
+    why = native.missing()
     print(f"kernel: {'in use' if why is None else why}")
     print(f"{'d':>9}{'pass us':>10}" + "".join(f"{name:>19}" for name in ways(10)) + "   in passes")
     missed = []
@@ -52,7 +53,7 @@ def main() -> None:
 def ways(k: int) -> dict[str, Callable[..., Any]]:
     """Functions of a vector and a key."""
     found: dict[str, Callable[..., Any]] = {}
-    if topk.missing() is None:
+    if native.missing() is None:
         found["kernel"] = lambda x, _: topk.by_kernel(x, k)
     found["counting"] = lambda x, _: topk.by_counting(x, k)
     found["lax.top_k"] = lambda x, _: jax.lax.top_k(jnp.abs(x), k)

@@ -1,58 +1,72 @@
 // Exact Top-K of float32 vectors, for XLA's CPU programs: the K entries of largest magnitude, ties to the lowest index,
-// in ascending order of index.
+// in ascending order of index. It does so for a vector, or for a row of several to which an update is added, and in which
+// only what is not among them is left.
 //
 // Magnitudes are compared as the 31 bits of |x|, which order as the numbers do: infinities are above all numbers and
 // NaNs above infinities. So any input has exactly K winners, and nothing depends on how denormals are rounded.
 //
-// One pass over the vector takes out a few entries more than K, from a pattern on that a sample suggests. Where the
-// vector is short, or these are less than K or far more, the first digits of all entries are counted before. The K-th
-// largest pattern is then found among those by radix select, a digit at a time from the top. src/fedsgm/core/topk.py
-// has the same in JAX, to the bit.
+// A first pass over the vector counts the patterns above a range that a sample suggests, and takes out those within.
+// Where the vector is short, or the sample misled, the range is that of the first digit which a count of all entries
+// shows. The K-th largest pattern is found among those taken out by radix select, a digit at a time from the top, and a
+// second pass tells the entries from it on. src/fedsgm/core/topk.py has the same in JAX, to the bit.
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <new>
+#include <utility>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include "together.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
+using fedsgm::kWorthIt;
+using fedsgm::Together;
+
+// Compiled twice, where a library can choose when it is loaded: for any processor, and for those of the last ten years.
+#if defined(__x86_64__) && defined(__GLIBC__) && __GNUC__ >= 12 && !defined(__clang__)
+#define FEDSGM_CLONES __attribute__((target_clones("arch=x86-64-v3", "default")))
+#define FEDSGM_INLINE inline __attribute__((always_inline))
+#else
+#define FEDSGM_CLONES
+#define FEDSGM_INLINE inline
+#endif
 
 namespace {
 
-constexpr int kDigits = 3;
-constexpr int kShift[kDigits] = {20, 10, 0};  // the sign is none of a digit's bits: the first has 11, the others 10
-constexpr uint32_t kBins = 2048;
-constexpr uint32_t kMask[kDigits] = {2047, 1023, 1023};
+constexpr int32_t kBins = 1 << 11;  // of a digit
+constexpr int32_t kMost = 0x7fffffff;
 constexpr int64_t kLong = 1 << 16, kSample = 2048;
-constexpr int64_t kPart = 1 << 18;  // entries that are worth a thread of their own, at least
 constexpr int kMostParts = 16;
 constexpr int64_t kSmall = 512;  // up to here, clearing and reading a histogram would take longer than comparing
+constexpr int64_t kBlock = 64;
+constexpr int64_t kGathered = 4, kTold = 8;  // of a block at once: the processor guesses once whether there are more
 
-inline uint32_t Magnitude(const float* x, int64_t i) {
-  uint32_t bits;
-  std::memcpy(&bits, x + i, sizeof bits);
-  return bits & 0x7fffffffu;
+inline int32_t Magnitude(float x) {
+  int32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits & kMost;
 }
 
-// The bin with the `rank`-th largest entry, counted from 1; `rank` becomes the entry's rank within that bin.
-uint32_t FindBin(const uint32_t* counts, int64_t& rank) {
-  uint32_t bin = kBins - 1;
-  while (bin > 0 && counts[bin] < rank) rank -= counts[bin--];
-  return bin;
+inline void Increase(float* x, const float* update, int64_t size) {
+  for (int64_t i = 0; i < size; ++i) x[i] += update[i];
 }
+
+// An entry that was taken is zero, or a NaN if it was no number.
+inline void Take(float* row, int64_t i) { row[i] -= row[i]; }
 
 // Small vectors: magnitude and index as one number, of which no two are equal.
 void SelectSmall(const float* x, int64_t d, int64_t k, int32_t* indices, float* values) {
   uint64_t keys[kSmall], sorted[kSmall];
-  for (int64_t i = 0; i < d; ++i) keys[i] = sorted[i] = uint64_t{Magnitude(x, i)} << 32 | uint32_t(~i);
+  for (int64_t i = 0; i < d; ++i) keys[i] = sorted[i] = uint64_t(Magnitude(x[i])) << 32 | uint32_t(~i);
   std::nth_element(sorted, sorted + (k - 1), sorted + d, [](uint64_t a, uint64_t b) { return a > b; });
   const uint64_t least = sorted[k - 1];
   int64_t n = 0;
@@ -63,195 +77,257 @@ void SelectSmall(const float* x, int64_t d, int64_t k, int32_t* indices, float* 
   }
 }
 
-// The first digit of every entry is counted in four tables: neighbours often share a digit, and adding to a number that
-// was just stored would wait for it.
-void CountFirst(const float* x, int64_t d, uint32_t* counts) {
-  uint32_t tables[4][kBins] = {};
-  int64_t i = 0;
-  for (; i + 4 <= d; i += 4)
-    for (int lane = 0; lane < 4; ++lane) ++tables[lane][Magnitude(x, i + lane) >> kShift[0]];
-  for (; i < d; ++i) ++tables[0][Magnitude(x, i) >> kShift[0]];
-  for (uint32_t bin = 0; bin < kBins; ++bin)
-    counts[bin] = tables[0][bin] + tables[1][bin] + tables[2][bin] + tables[3][bin];
-}
+// Patterns, both ends included; the one that is looked for is the `rank`-th largest of them, counted from 1.
+struct Range {
+  int32_t low, high;
+  int64_t rank;
 
-// Memory that a thread keeps, since the pages of new memory cost as much as a pass over them.
-template <typename T>
-class Kept {
- public:
-  // Null if there is none.
-  T* Get(int64_t size) {
-    if (size > size_) {
-      data_.reset(new (std::nothrow) T[size]);
-      size_ = data_ == nullptr ? 0 : size;
-    }
-    return data_.get();
+  // How far their distance from the lowest is shifted, to have its first digit.
+  int Shift() const {
+    int shift = 0;
+    while ((high - low) >> shift >= kBins) ++shift;
+    return shift;
   }
 
- private:
-  std::unique_ptr<T[]> data_;
-  int64_t size_ = 0;
+  // To those with the digit that it has, where of each digit there are so many.
+  void Narrow(const uint32_t* counts, int shift) {
+    int32_t digit = (high - low) >> shift;
+    while (digit > 0 && counts[digit] < rank) rank -= counts[digit--];
+    low += digit << shift;
+    high = int32_t(std::min<int64_t>(high, int64_t{low} + (int64_t{1} << shift) - 1));
+  }
 };
 
-// The entries at or above a pattern, in order: where they are, and what they are.
-struct Candidates {
-  int32_t* places;
-  float* entries;
-  int64_t size;
-};
+// Three standard errors on both sides of the pattern that so large a share of a sample is above.
+Range Sampled(const float* x, const float* update, int64_t d, int64_t k) {
+  int32_t sample[kSample];
+  for (int64_t i = 0; i < kSample; ++i) {
+    const int64_t place = i * d / kSample;
+    sample[i] = Magnitude(update == nullptr ? x[place] : x[place] + update[place]);
+  }
+  const double share = double(k) / double(d), error = std::sqrt(kSample * share * (1 - share));
+  const int64_t last = std::min(kSample, int64_t(kSample * share + 3 * error) + 1);
+  const int64_t first = int64_t(kSample * share - 3 * error) - 1;
+  std::nth_element(sample, sample + (last - 1), sample + kSample, std::greater<>());
+  const int32_t low = sample[last - 1];
+  if (first < 1) return {low, kMost, k};
+  std::nth_element(sample, sample + (first - 1), sample + last, std::greater<>());
+  return {low, sample[first - 1], k};
+}
 
-// Which of 64 entries are at or above a pattern, the first in the lowest bit.
-uint64_t AtLeast(const float* x, uint32_t floor) {
-  uint8_t flags[64];
-  for (int i = 0; i < 64; ++i) flags[i] = Magnitude(x, i) >= floor;  // in vector instructions
+// The patterns with the same first digit. Digits are counted in four tables: neighbours often share one, and adding to a
+// number that was just stored would wait for it.
+Range Counted(const float* x, int64_t d, int64_t k) {
+  uint32_t tables[4][kBins] = {}, counts[kBins];
+  Range range{0, kMost, k};
+  const int shift = range.Shift();
+  int64_t i = 0;
+  for (; i + 4 <= d; i += 4)
+    for (int lane = 0; lane < 4; ++lane) ++tables[lane][Magnitude(x[i + lane]) >> shift];
+  for (; i < d; ++i) ++tables[0][Magnitude(x[i]) >> shift];
+  for (int bin = 0; bin < kBins; ++bin) counts[bin] = tables[0][bin] + tables[1][bin] + tables[2][bin] + tables[3][bin];
+  range.Narrow(counts, shift);
+  return range;
+}
+
+// The pattern that is looked for, of `n` which are all within the range; the rank is that among those equal to it.
+std::pair<int32_t, int64_t> Found(int32_t* some, int64_t n, Range range) {
+  while (range.low < range.high) {
+    uint32_t counts[kBins] = {};
+    const int shift = range.Shift();
+    for (int64_t j = 0; j < n; ++j) ++counts[(some[j] - range.low) >> shift];
+    range.Narrow(counts, shift);
+    const uint32_t width = range.high - range.low;
+    n = std::copy_if(some, some + n, some, [&](int32_t p) { return uint32_t(p - range.low) <= width; }) - some;
+  }
+  return {range.low, range.rank};
+}
+
+// Which of a block's entries are above a pattern, the first in the lowest bit.
+#ifdef __SSE2__
+FEDSGM_INLINE uint64_t AboveInBlock(const float* x, int32_t limit) {
+  const __m128i than = _mm_set1_epi32(limit), magnitude = _mm_set1_epi32(kMost);
+  const auto four = [&](const float* y) {
+    return _mm_cmpgt_epi32(_mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(y)), magnitude), than);
+  };
   uint64_t word = 0;
-  for (int part = 0; part < 64; part += 8) {
+  for (int i = 0; i < kBlock; i += 16) {
+    const __m128i eight = _mm_packs_epi32(four(x + i), four(x + i + 4));
+    const __m128i other = _mm_packs_epi32(four(x + i + 8), four(x + i + 12));
+    word |= uint64_t(_mm_movemask_epi8(_mm_packs_epi16(eight, other))) << i;
+  }
+  return word;
+}
+#else
+FEDSGM_INLINE uint64_t AboveInBlock(const float* x, int32_t limit) {
+  uint8_t flags[kBlock];
+  for (int i = 0; i < kBlock; ++i) flags[i] = Magnitude(x[i]) > limit;  // in vector instructions
+  uint64_t word = 0;
+  for (int part = 0; part < kBlock; part += 8) {
     uint64_t eight = 0;
     for (int i = 0; i < 8; ++i) eight |= uint64_t{flags[part + i]} << 8 * i;  // one load, where bytes are in this order
     word |= (eight * 0x0102040810204080u) >> 56 << part;  // a bit of each byte
   }
   return word;
 }
+#endif
 
-// Those from `first` on and before `last`, if there is room for them and 63 more. The processor has to guess once for
-// 64 entries, when the last of theirs is through, and not once for each.
-bool Collect(const float* x, int64_t first, int64_t last, uint32_t floor, int64_t room, Candidates& found) {
-  int64_t n = 0;
-  for (int64_t start = first; start < last; start += 64) {
-    if (n + 64 > room) return false;
-    uint64_t word = 0;
-    if (start + 64 <= last)
-      word = AtLeast(x + start, floor);
-    else
-      for (int64_t i = start; i < last; ++i) word |= uint64_t{Magnitude(x, i) >= floor} << (i - start);
-    for (; word != 0; word &= word - 1) {
-      const int64_t i = start + __builtin_ctzll(word);
-      found.places[n] = int32_t(i);
-      found.entries[n++] = x[i];
+FEDSGM_INLINE uint64_t Above(const float* x, int64_t size, int32_t limit) {
+  if (size == kBlock) return AboveInBlock(x, limit);
+  uint64_t word = 0;
+  for (int64_t i = 0; i < size; ++i) word |= uint64_t{Magnitude(x[i]) > limit} << i;
+  return word;
+}
+
+// All that are at least so large, in vector instructions.
+FEDSGM_INLINE void TakeFrom(float* block, int32_t least) {
+  float taken[kBlock];
+  for (int64_t i = 0; i < kBlock; ++i) taken[i] = block[i] - block[i];
+  for (int64_t i = 0; i < kBlock; ++i) block[i] = Magnitude(block[i]) >= least ? taken[i] : block[i];
+}
+
+// A stretch of the vector, the work of one thread.
+struct Part {
+  int64_t first, last;
+  int32_t* within;      // the patterns within the range, with room for `kGathered` more than there are entries
+  int64_t many, above;  // how many these are, and how many patterns are above them
+  int64_t start, kept;  // of the outcome: where its own begins, and how many entries that has
+  int64_t ties;         // how many of these are as small as the least
+  bool all_ties;        // whether there are no others as small
+
+  int64_t BlockAt(int64_t at) const { return std::min(kBlock, last - at); }
+
+  // Of x or, if there is a row, which is x then, of that once the update is added to it.
+  FEDSGM_CLONES void Gather(const float* x, float* row, const float* update, const Range& range) {
+    many = above = 0;
+    for (int64_t at = first; at < last; at += kBlock) {
+      const int64_t size = BlockAt(at);
+      if (update != nullptr) Increase(row + at, update + at, size);
+      const uint64_t over = Above(x + at, size, range.high), end = uint64_t{1} << (size - 1);
+      uint64_t word = Above(x + at, size, range.low - 1) & ~over;
+      int32_t* next = within + many;
+      above += __builtin_popcountll(over);
+      many += __builtin_popcountll(word);
+      do  // what is too much is written over
+        for (int i = 0; i < kGathered; ++i, word &= word - 1) *next++ = Magnitude((x + at)[__builtin_ctzll(word | end)]);
+      while (word != 0);
     }
   }
-  found.size = n;
-  return true;
-}
 
-// Any part may have nearly all of them.
-int64_t RoomOfPart(int64_t d, int64_t room, int parts) { return std::min(room, d / parts + 128); }
-
-// The same of the whole vector by all threads that are free. There is room for every part.
-bool CollectAll(const float* x, int64_t d, uint32_t floor, int64_t room, int parts, ffi::ThreadPool& pool,
-                Candidates& found) {
-  struct Work {
-    std::atomic<int> next{0};
-    std::mutex mutex;
-    std::condition_variable all_done;
-    int done = 0;
-    Candidates lists[kMostParts];
-    bool fit[kMostParts];
-  };
-  if (parts < 2) return Collect(x, 0, d, floor, room, found);
-  const int64_t length = (d / parts + 63) / 64 * 64, own = RoomOfPart(d, room, parts);
-  const auto work = std::make_shared<Work>();  // what starts when all is done finds nothing to do, and no more of us
-  for (int part = 0; part < parts; ++part)
-    work->lists[part] = {found.places + part * own, found.entries + part * own, 0};
-  const auto take = [=] {
-    for (int part; (part = work->next++) < parts;) {
-      const int64_t first = part * length;
-      work->fit[part] = Collect(x, first, std::min(first + length, d), floor, own, work->lists[part]);
-      const std::lock_guard<std::mutex> lock(work->mutex);
-      if (++work->done == parts) work->all_done.notify_one();
+  // Its share of the outcome, once the least pattern is known, and how many `more` may be as small.
+  void Settle(int32_t least, int64_t begin, int64_t& more) {
+    int64_t equal = 0, larger = above;
+    for (int64_t j = 0; j < many; ++j) {
+      equal += within[j] == least;
+      larger += within[j] > least;
     }
+    ties = std::min(equal, more);
+    all_ties = ties == equal;
+    more -= ties;
+    start = begin;
+    kept = larger + ties;
+  }
+
+  FEDSGM_CLONES void Tell(const float* x, int32_t least, int32_t* indices, float* values, float* row) const {
+    int64_t n = start, some = ties;
+    for (int64_t at = first; at < last; at += kBlock) {
+      const int64_t size = BlockAt(at);
+      uint64_t word = Above(x + at, size, least - 1);
+      if (!all_ties)
+        for (uint64_t equal = word & ~Above(x + at, size, least); equal != 0; equal &= equal - 1)
+          if (some-- <= 0) word ^= equal & -equal;
+      const uint64_t end = uint64_t{1} << (size - 1);
+      const int64_t after = n + __builtin_popcountll(word), at_once = after + kTold <= start + kept ? kTold : 1;
+      for (uint64_t rest = word; rest != 0;)  // what is too much is written over
+        for (int64_t i = 0; i < at_once; ++i, ++n, rest &= rest - 1) {
+          const int64_t place = at + __builtin_ctzll(rest | end);
+          indices[n] = int32_t(place);
+          values[n] = x[place];
+        }
+      n = after;
+      if (row == nullptr) continue;
+      if (all_ties && size == kBlock)
+        TakeFrom(row + at, least);
+      else
+        for (; word != 0; word &= word - 1) Take(row, at + __builtin_ctzll(word));
+    }
+  }
+};
+
+// Memory that a thread keeps, since the pages of new memory cost as much as a pass over them.
+class Kept {
+ public:
+  // Null if there is none.
+  int32_t* Get(int64_t size) {
+    if (size > size_) {
+      data_.reset(new (std::nothrow) int32_t[size]);
+      size_ = data_ == nullptr ? 0 : size;
+    }
+    return data_.get();
+  }
+
+ private:
+  std::unique_ptr<int32_t[]> data_;
+  int64_t size_ = 0;
+};
+
+// 1 <= k <= d. Where there is a row, it is x, the update is added to it, and what is told taken from it. False if there
+// is no memory.
+bool Select(const float* x, int64_t d, int64_t k, ffi::ThreadPool& pool, int32_t* indices, float* values,
+            float* row = nullptr, const float* update = nullptr) {
+  thread_local Kept kept_within, kept_some;
+  Part parts[kMostParts];
+  const int many = pool.num_threads() < 2 ? 1 : int(std::clamp<int64_t>(d / kWorthIt, 1, kMostParts));
+  const int64_t length = (d / many + kBlock - 1) / kBlock * kBlock;
+  int32_t* room = kept_within.Get(d + many * kGathered);
+  if (room == nullptr) return false;
+  for (int p = 0; p < many; ++p) {
+    parts[p].first = p * length;
+    parts[p].last = p == many - 1 ? d : (p + 1) * length;
+    parts[p].within = room + p * (length + kGathered);
+  }
+
+  Range range{};
+  int64_t within, above;
+  const auto gather = [&] {
+    Together(many, pool, [&](int p) { parts[p].Gather(x, row, update, range); });
+    update = nullptr;
+    within = above = 0;
+    for (int p = 0; p < many; ++p) {
+      within += parts[p].many;
+      above += parts[p].above;
+    }
+    return above < k && k <= above + within;
   };
-  for (int other = 1; other < parts; ++other) pool.Schedule([take] { take(); });
-  take();
-  {
-    std::unique_lock<std::mutex> lock(work->mutex);
-    work->all_done.wait(lock, [&] { return work->done == parts; });
-  }
-  found.size = 0;
-  for (int part = 0; part < parts; ++part) {
-    const Candidates& list = work->lists[part];
-    if (!work->fit[part]) return false;
-    std::memmove(found.places + found.size, list.places, list.size * sizeof *list.places);
-    std::memmove(found.entries + found.size, list.entries, list.size * sizeof *list.entries);
-    found.size += list.size;
-  }
-  return true;
-}
-
-// What has a few entries more than K above it, if the vector is as a sample of it: three standard errors. `room`
-// becomes what they take if they are six, or as many more as a few entries of a sample may stand for.
-uint32_t SampledFloor(const float* x, int64_t d, int64_t k, int64_t& room) {
-  uint32_t sample[kSample];
-  for (int64_t i = 0; i < kSample; ++i) sample[i] = Magnitude(x, i * d / kSample);
-  const double share = double(k) / double(d), error = std::sqrt(kSample * share * (1 - share));
-  const int64_t rank = std::min(kSample, int64_t(kSample * share + 3 * error) + 1);
-  room = int64_t((rank + 3 * error + 8) * double(d) / kSample) + 64;
-  std::nth_element(sample, sample + (rank - 1), sample + kSample, std::greater<>());
-  return sample[rank - 1];
-}
-
-// The pattern that is the `rank`-th largest of those with these first digits; `rank` becomes how many of the entries that
-// have it are among so many. `some` has room for all entries.
-uint32_t Threshold(const float* x, int64_t d, uint32_t prefix, int64_t& rank, uint32_t* some) {
-  int64_t many = 0;
-  for (int64_t i = 0; i < d; ++i) {
-    some[many] = Magnitude(x, i);
-    many += some[many] >> kShift[0] == prefix;
-  }
-  for (int digit = 1; digit < kDigits; ++digit) {
-    uint32_t counts[kBins] = {};
-    for (int64_t j = 0; j < many; ++j)
-      if (some[j] >> kShift[digit - 1] == prefix) ++counts[some[j] >> kShift[digit] & kMask[digit]];
-    prefix = prefix << (kShift[digit - 1] - kShift[digit]) | FindBin(counts, rank);
-  }
-  return prefix;
-}
-
-// 1 <= k <= d. False if there is no memory.
-bool Select(const float* x, int64_t d, int64_t k, ffi::ThreadPool& pool, int32_t* indices, float* values) {
-  thread_local Kept<int32_t> places;
-  thread_local Kept<float> entries;
-  thread_local Kept<uint32_t> some;
-  Candidates found{};
-  const auto has_room = [&](int64_t room) {
-    found = {places.Get(room), entries.Get(room), 0};
-    return found.places != nullptr && found.entries != nullptr;
-  };
-
-  int64_t room, rank = k;
-  uint32_t counts[kBins], prefix;
-  bool collected = false;
+  bool found = false;
   if (d >= kLong) {
-    const uint32_t guess = SampledFloor(x, d, k, room);
-    const int parts = int(std::min<int64_t>({pool.num_threads(), kMostParts, d / kPart}));
-    if (!has_room(parts < 2 ? room : parts * RoomOfPart(d, room, parts))) return false;
-    collected = CollectAll(x, d, guess, room, parts, pool, found) && found.size >= k;
+    range = Sampled(x, update, d, k);
+    found = gather();
+    range.rank = k - above;
+  } else if (update != nullptr) {
+    Increase(row, update, d);
+    update = nullptr;
   }
-  if (collected) {
-    CountFirst(found.entries, found.size, counts);
-    prefix = FindBin(counts, rank);
-  } else {  // a sample would be no gain, or was not like the rest
-    CountFirst(x, d, counts);
-    prefix = FindBin(counts, rank);
-    room = k - rank + counts[prefix] + 64;
-    if (!has_room(room)) return false;
-    Collect(x, 0, d, prefix << kShift[0], room, found);
+  if (!found) {
+    range = Counted(x, d, k);
+    gather();
   }
-  uint32_t* scratch = some.Get(found.size + 1);
-  if (scratch == nullptr) return false;
-  const uint32_t least = Threshold(found.entries, found.size, prefix, rank, scratch);
 
-  int64_t n = 0;
-  for (int64_t j = 0; j < found.size && n < k; ++j) {
-    const uint32_t bits = Magnitude(found.entries, j);
-    const bool tie = bits == least && rank > 0;
-    rank -= tie;
-    indices[n] = found.places[j];
-    values[n] = found.entries[j];
-    n += bits > least || tie;
+  int32_t* some = kept_some.Get(within);
+  if (some == nullptr) return false;
+  int32_t* end = some;
+  for (int p = 0; p < many; ++p) end = std::copy(parts[p].within, parts[p].within + parts[p].many, end);
+  auto [least, ties] = Found(some, within, range);
+  int64_t start = 0;
+  for (int p = 0; p < many; ++p) {
+    parts[p].Settle(least, start, ties);
+    start += parts[p].kept;
   }
+  Together(many, pool, [&, least = least](int p) { parts[p].Tell(x, least, indices, values, row); });
   return true;
 }
+
+ffi::Error NoMemory() { return ffi::Error(ffi::ErrorCode::kResourceExhausted, "fedsgm_topk: no memory"); }
 
 // Over all leading dimensions; K is the last of the results.
 ffi::Error TopK(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::S32> indices,
@@ -269,8 +345,30 @@ ffi::Error TopK(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::ResultBuffer
     if (d <= kSmall)
       SelectSmall(row, d, k, row_indices, row_values);
     else if (!Select(row, d, k, pool, row_indices, row_values))
-      return ffi::Error(ffi::ErrorCode::kResourceExhausted, "fedsgm_topk: no memory");
+      return NoMemory();
   }
+  return ffi::Error::Success();
+}
+
+// Of the row `at` with the update added; what is left of it takes its place. The last result may be `rows` itself.
+ffi::Error TopKOfRow(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rows, ffi::Buffer<ffi::S32> at,
+                     ffi::Buffer<ffi::F32> update, ffi::ResultBuffer<ffi::S32> indices,
+                     ffi::ResultBuffer<ffi::F32> values, ffi::ResultBuffer<ffi::F32> left) {
+  const int64_t d = update.element_count(), k = indices->element_count(), all = rows.element_count();
+  if (k < 1 || k > d || d > INT32_MAX || all % d != 0 || at.element_count() != 1 ||
+      int64_t(values->element_count()) != k || int64_t(left->element_count()) != all)
+    return ffi::Error::InvalidArgument("fedsgm_topk_of_row: wrong shapes");
+  const int64_t place = at.typed_data()[0];
+  if (place < 0 || place >= all / d) return ffi::Error::InvalidArgument("fedsgm_topk_of_row: there is no such row");
+  if (left->typed_data() != rows.typed_data()) std::copy_n(rows.typed_data(), all, left->typed_data());
+  float* row = left->typed_data() + place * d;
+  if (d > kSmall) {
+    const bool done = Select(row, d, k, pool, indices->typed_data(), values->typed_data(), row, update.typed_data());
+    return done ? ffi::Error::Success() : NoMemory();
+  }
+  Increase(row, update.typed_data(), d);
+  SelectSmall(row, d, k, indices->typed_data(), values->typed_data());
+  for (int64_t j = 0; j < k; ++j) Take(row, indices->typed_data()[j]);
   return ffi::Error::Success();
 }
 
@@ -281,4 +379,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(fedsgm_topk, TopK,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(fedsgm_topk_of_row, TopKOfRow,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from fedsgm.base import native
 from fedsgm.cli import doctor
 from fedsgm.core import topk
 from support.commands import call
@@ -39,12 +40,12 @@ def test_what_is_here():
 
 @pytest.mark.parametrize("why", ["built without a compiler", "FEDSGM_KERNEL=0"])
 def test_why_there_is_no_kernel(monkeypatch, why):
-    monkeypatch.setattr(topk, "missing", lambda: why)
+    monkeypatch.setattr(native, "missing", lambda: why)
     assert told()["top-k"] == f"in JAX, without the compiled kernel: {why}"
 
 
 def test_which_kernel(monkeypatch):
-    monkeypatch.setattr(topk, "missing", lambda: None)
+    monkeypatch.setattr(native, "missing", lambda: None)
     assert told()["top-k"] == "the compiled kernel"
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     assert told()["top-k"] == "in JAX, without the compiled kernel: that is for CPUs, and this is a gpu"

@@ -2,11 +2,6 @@
 
 import concurrent.futures
 import functools
-import importlib.machinery
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsgm import Layerwise, TopK
+from fedsgm.base import native
 from fedsgm.core import topk
 
 WAYS = {"counting": topk.by_counting, "sorting": topk.by_sorting, "in use": topk.top_k}
-if topk.missing() is None:
+if native.missing() is None:
     WAYS["kernel"] = topk.by_kernel
 way = pytest.mark.parametrize("name", WAYS)
 
@@ -169,36 +165,7 @@ def test_other_types():
     np.testing.assert_array_equal(message.indices, by_hand(half.astype(np.float32), 30)[0])
 
 
-def run(code, **environment):
-    """In a process of its own, where nothing was loaded yet."""
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-WHY = "from fedsgm.core import topk; print(topk.missing())"
-
-
-def test_can_be_turned_off():
-    assert run(WHY, FEDSGM_KERNEL="0") == "FEDSGM_KERNEL=0"
-
-
-@pytest.mark.parametrize(("made", "why"), [(False, "built without a compiler"), (True, "does not load")])
-def test_without_a_library(monkeypatch, tmp_path, made, why):
-    """None, and one that is none: a sentence, and another way."""
-    monkeypatch.delenv("FEDSGM_KERNEL", raising=False)
-    monkeypatch.setattr(topk, "__file__", str(tmp_path / "topk.py"))
-    if made:
-        Path(tmp_path, f"_topk{importlib.machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"no library")
-    found = topk.missing.__wrapped__()
-    assert why in found
-    assert "\n" not in found
-    monkeypatch.setattr(topk, "missing", lambda: found)
-    x = vectors(9000)["ties"]
-    check(jax.jit(functools.partial(topk.top_k, k=900))(x), x, 900)
-
-
-@pytest.mark.skipif(topk.missing() is not None, reason="there is no kernel here")
+@pytest.mark.skipif("kernel" not in WAYS, reason="needs a compiler")
 @pytest.mark.parametrize(
     ("shape", "outcome"), [((0,), (3,)), ((5,), (6,)), ((2, 5), (3,)), ((2, 5), (3, 2)), ((), (1,))]
 )
@@ -207,3 +174,55 @@ def test_the_kernel_refuses(shape, outcome):
     results = [jax.ShapeDtypeStruct(outcome, dtype) for dtype in (jnp.int32, jnp.float32)]
     with pytest.raises(jax.errors.JaxRuntimeError, match="wrong shapes"):
         jax.ffi.ffi_call("fedsgm_topk", results)(jnp.zeros(shape))
+
+
+def of_row_by_hand(rows, at, update, k):
+    """NumPy's largest of the sum, and the rows with what it leaves."""
+    rows = rows.copy()
+    rows[at] += update
+    indices, values = by_hand(rows[at], k)
+    rows[at][indices] -= values
+    return indices, values, rows
+
+
+@pytest.mark.parametrize("kernel", [False] + [True] * ("kernel" in WAYS))
+@pytest.mark.parametrize("d", [1, 40, 512, 513, 4097, 70_001, 2**18 + 77])
+def test_of_a_row(kernel, d, monkeypatch):
+    """The row alone changes, wherever it is; where the sample misleads the kernel, too, and where many are alike."""
+    if not kernel:
+        monkeypatch.setattr(native, "missing", lambda: "not here")
+    rng = np.random.default_rng(d)
+    sampled = np.arange(2048) * d // 2048
+    kinds = {kind: x for kind, x in vectors(d).items() if np.isfinite(x).all() and kind not in ("spread", "denormal")}
+    kinds["misled"] = rng.standard_normal(d).astype(np.float32)
+    kinds["misled"][sampled] = 1e9
+    for k in sorted({1, max(d // 10, 1), d}):
+        find = jax.jit(functools.partial(topk.top_k_of_row, k=k))
+        for i, (kind, update) in enumerate(kinds.items()):
+            rows = rng.standard_normal((3, d)).astype(np.float32) if i % 2 else np.zeros((3, d), np.float32)
+            expected = of_row_by_hand(rows, i % 3, update, k)
+            for a, b in zip(find(rows, i % 3, update), expected, strict=True):
+                np.testing.assert_array_equal(np.asarray(a), b, err_msg=kind)
+
+
+def test_of_a_row_that_is_not_finite():
+    """What was taken of it is a NaN, as of a difference: no message can pay an infinite debt."""
+    update = np.array([1, np.inf, -np.inf, np.nan, 0.5], np.float32)
+    for d in (5, 1000):
+        x = np.resize(np.float32(0.1), d)
+        x[:5] = update
+        _, _, rows = topk.top_k_of_row(jnp.zeros((2, d)), 1, jnp.asarray(x), 4)
+        np.testing.assert_array_equal(rows[1][:5], [0, np.nan, np.nan, np.nan, 0.5])
+        assert not np.any(rows[0])
+
+
+@pytest.mark.skipif("kernel" not in WAYS, reason="needs a compiler")
+@pytest.mark.parametrize(
+    ("at", "d", "k", "why"),
+    [(3, 5, 2, "no such row"), (-1, 5, 2, "no such row"), (0, 4, 2, "shapes"), (0, 5, 6, "shapes")],
+)
+def test_the_kernel_refuses_rows(at, d, k, why):
+    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (((k,), jnp.int32), ((k,), jnp.float32))]
+    call = jax.ffi.ffi_call("fedsgm_topk_of_row", [*shapes, jax.ShapeDtypeStruct((3, 5), jnp.float32)])
+    with pytest.raises(jax.errors.JaxRuntimeError, match=why):
+        call(jnp.zeros((3, 5)), jnp.int32(at), jnp.zeros(d))

@@ -12,6 +12,7 @@ import numpy as np
 from fedsgm.base import sizes
 from fedsgm.base.errors import ClientError
 from fedsgm.base.layout import LARGE
+from fedsgm.base.structs import struct
 
 # Numbers that a block has at most. On a CPU, a member with so many entries in a vector or in matrices of its own is
 # worked on alone: products with one matrix for each member are slow there (benchmarks/large_models.py).
@@ -45,6 +46,24 @@ def in_blocks(fn: Callable[..., Any], told: int | None = None) -> Callable[..., 
     return run
 
 
+@struct
+class Row:
+    """One member's of what is stacked, which is changed where it stands."""
+
+    stacked: jax.Array
+    at: jax.Array
+
+
+class Rows:
+    """How one member's memory is taken from all members', and what is there of it afterwards put back."""
+
+    def take(self, memory: Any, at: jax.Array) -> Any:
+        return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, at, keepdims=False), memory)
+
+    def put(self, memory: Any, at: jax.Array, new: Any) -> Any:
+        return jax.tree.map(lambda a, row: jax.lax.dynamic_update_index_in_dim(a, row, at, 0), memory, new)
+
+
 def fold(
     fn: Callable[..., Any],
     add: Callable[..., Any],
@@ -54,22 +73,29 @@ def fold(
     who: Any,
     *own: Any,
     size: int,
+    rows: Rows,
     before: Callable[..., Any] | None = None,
 ) -> tuple[Any, Any, Any]:
     """``messages, memory = fn(data, memory, *own)`` of the members ``who``, in blocks.
 
     Of a block ``total, said = add(total, messages)``. It gives the total of all blocks, from ``zero`` on, what is
     said of all members, and everybody's memory. What ``before(data, *own)`` gives is made for all members at once,
-    where there is room, and a last argument of ``fn``.
+    where there is room, and a last argument of ``fn``. ``rows`` has the memory of a member that is alone in its block.
     """
     total, answers = zero, []
     for bind, theirs, mine in sizes.parts(data, (who, *own)):
 
         def one(carry: Any, block: Any, bind: Any = bind) -> Any:
             (total, memory), (theirs, (who, *own)) = carry, block
-            messages, new = _of_block(bind(fn), *theirs, sizes.take(memory, who), *own)
+            if len(who) > 1:
+                messages, new = jax.vmap(bind(fn))(*theirs, sizes.take(memory, who), *own)
+                memory = sizes.put(memory, who, new)
+            else:  # without an axis for it, its products stay such of matrices
+                theirs, (at, *own) = _alone(block)
+                message, new = bind(fn)(*theirs, rows.take(memory, at), *own)
+                memory, messages = rows.put(memory, at, new), _block_of(message)
             total, said = add(total, messages)
-            return (total, sizes.put(memory, who, new)), said
+            return (total, memory), said
 
         if before is not None:
             made = jax.vmap(bind(before))(*theirs, *mine[1:])
@@ -123,5 +149,12 @@ def _of_block(fn: Callable[..., Any], *block: Any) -> Any:
     """Of one member without an axis for it: its products stay such of matrices."""
     if _many(block) > 1:
         return jax.vmap(fn)(*block)
-    answer = fn(*jax.tree.map(lambda a: a[0], block))
-    return jax.tree.map(lambda a: a[None], answer)
+    return _block_of(fn(*_alone(block)))
+
+
+def _alone(block: Any) -> Any:
+    return jax.tree.map(lambda a: a[0], block)
+
+
+def _block_of(one: Any) -> Any:
+    return jax.tree.map(lambda a: a[None], one)

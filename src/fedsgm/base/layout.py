@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedsgm.base import native
 from fedsgm.base.errors import SettingError
 
 LARGE = 2**12  # entries in arrays of two axes and more: work on these, and not on the vector, is what takes the time
@@ -61,7 +62,8 @@ class Layout:
         """One flat float32 vector; NumPy in, NumPy out."""
         leaves = self.structure.flatten_up_to(params)
         xp: Any = np if all(isinstance(leaf, (np.ndarray, float)) for leaf in leaves) else jnp
-        return xp.concatenate([xp.ravel(leaf).astype(np.float32) for leaf in map(xp.asarray, leaves)])
+        parts = [xp.ravel(leaf).astype(np.float32) for leaf in map(xp.asarray, leaves)]
+        return np.concatenate(parts) if xp is np else native.joined(parts)
 
     def unflatten(self, vector: Any) -> Any:
         """The pytree again; leading axes of ``vector`` are kept in front of every array."""

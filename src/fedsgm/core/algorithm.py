@@ -396,4 +396,4 @@ class FedSGM:
 
     def receive(self, w: jax.Array, broadcast: Message) -> jax.Array:
         """Client: the next model (lines 35-36)."""
-        return feedback.follow(self.downlink, w, feedback.received(self.downlink, broadcast, w.shape[-1]))
+        return feedback.follow(self.downlink, w, broadcast)

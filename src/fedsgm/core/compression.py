@@ -15,10 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedsgm.base import native
+from fedsgm.base.blocks import Row
 from fedsgm.base.errors import SettingError
-from fedsgm.base.structs import check_count, static, struct
+from fedsgm.base.structs import check_count, check_number, static, struct
 from fedsgm.core.drawing import distinct
-from fedsgm.core.topk import top_k
+from fedsgm.core.topk import top_k, top_k_of_row
 
 
 @struct
@@ -102,10 +104,8 @@ class Sparsifier:
             raise SettingError(f"{name}: give a fraction, {name}(0.1), or a count, {name}(count=10), and not both")
         if self.count is not None:
             check_count(name, "count", self.count)
-        elif (
-            not isinstance(self.fraction, float | int) or isinstance(self.fraction, bool) or not 0 < self.fraction <= 1
-        ):
-            raise SettingError(f"{name}: fraction={self.fraction!r}, but it must be above 0 and at most 1")
+        else:
+            check_number(name, "fraction", self.fraction, above=0, most=1)
 
     def kept(self, d: int) -> int:
         """K, the number of entries kept of d: at least one, at most all."""
@@ -117,7 +117,7 @@ class Sparsifier:
 
     def added(self, x: jax.Array, message: Any, sign: int = 1) -> jax.Array:
         """``x + sign * decompress(message)``, at the cost of the entries that the message has."""
-        return x.at[message.indices].add(sign * message.values, unique_indices=True)
+        return native.added(x, message.indices, sign * message.values)
 
     def contraction(self, d: int) -> float:
         return self.kept(d) / d
@@ -138,8 +138,12 @@ class TopK(Sparsifier):
     """
 
     def compress(self, x: jax.Array, key: jax.Array) -> Sparse:
-        d = x.shape[-1]
-        return Sparse(*top_k(x, self.kept(d)), d)
+        return Sparse(*top_k(x, self.kept(len(x))), len(x))
+
+    def sent(self, row: Row, update: jax.Array, key: jax.Array) -> tuple[Sparse, Row]:
+        """``compress(row + update)``, and the row that has what this leaves out, in one go."""
+        indices, values, stacked = top_k_of_row(row.stacked, row.at, update, self.kept(len(update)))
+        return Sparse(indices, values, len(update)), Row(stacked, row.at)
 
 
 class RandK(Sparsifier):

@@ -7,12 +7,14 @@ server sends compressed steps towards its own model, and every client holds the 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedsgm.base import blocks
 from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import replaced, struct
 from fedsgm.core import wire
@@ -141,9 +143,12 @@ def send(
     for i, (transform, state) in enumerate(zip(transforms_of(uplink), memory.transforms, strict=True)):
         update, state = transform.apply(update, state, jax.random.fold_in(jax.random.fold_in(key, _TRANSFORMS), i))
         states.append(state)
-    compressor = compressor_of(uplink)
+    compressor: Any = compressor_of(uplink)
     if shared is not None and getattr(compressor, "shared", False):
         key = shared
+    if isinstance(memory.error, blocks.Row):
+        message, row = compressor.sent(memory.error, update, key)
+        return message, Memory(row, tuple(states))
     target = update if memory.error is None else memory.error + update
     told: Any = () if named is None else (named,)
     message = compressor.compress(target, key, *told)
@@ -177,6 +182,22 @@ def scaled(message: Message, factor: jax.Array) -> Message:
     if isinstance(message, Fixed):
         return replaced(message, codes=jnp.trunc(times(message.codes)).astype(message.codes.dtype))
     raise SettingError("this uplink's messages cannot be cut to a length; take TopK, RandK, SharedK or Quantize")
+
+
+class Rows(blocks.Rows):
+    """Of memories whose errors stay where they are, if the compressor can work on them there."""
+
+    def take(self, memory: Memory, at: jax.Array) -> Memory:
+        return Memory(blocks.Row(memory.error, at), super().take(memory.transforms, at))
+
+    def put(self, memory: Memory, at: jax.Array, new: Memory) -> Memory:
+        return Memory(new.error.stacked, super().put(memory.transforms, at, new.transforms))
+
+
+def rows(algorithm: Any) -> blocks.Rows:
+    """How one client's memory is taken from all clients' of this algorithm."""
+    can = algorithm.memory and longest(algorithm) is None and hasattr(compressor_of(algorithm.uplink), "sent")
+    return Rows() if can else blocks.Rows()
 
 
 def take_back(memory: Memory, before: Memory, sent: Any) -> Memory:
@@ -256,6 +277,10 @@ def broadcast(compressor: Compressor, replica: jax.Array, model: jax.Array, key:
     return compressor.compress(model - replica, key)
 
 
-def follow(compressor: Compressor, replica: Any, received: Any) -> Any:
+def follow(compressor: Compressor, replica: Any, message: Message, dense: Callable[..., Any] = received) -> Any:
     """Primal EF21, on every client: w <- w + C_0(x - w), of the vector that the broadcast stands for."""
-    return received if isinstance(compressor, Identity) else replica + received
+    if isinstance(compressor, Identity):
+        return dense(compressor, message, len(replica))
+    if hasattr(compressor, "added"):
+        return compressor.added(replica, message)
+    return replica + dense(compressor, message, len(replica))

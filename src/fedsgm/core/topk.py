@@ -8,18 +8,15 @@ exactly K winners.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import importlib.machinery
 import math
-import os
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-_TARGET = "fedsgm_topk"
+from fedsgm.base import native
+
 _MANY = 800  # entries to keep, from which counting is faster than lax.top_k, whatever the length
 _SAMPLE = 2048  # entries from which the count begins its search
 _INTERPOLATIONS = 16  # after these it halves: at most 47 counts on any input
@@ -31,15 +28,34 @@ def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     if x.dtype != jnp.float32:
         return by_sorting(x, k)
     portable = functools.partial(by_counting if k >= _MANY else by_sorting, k=k)
-    if missing() is not None:
-        return portable(x)
-    return jax.lax.platform_dependent(x, cpu=functools.partial(by_kernel, k=k), default=portable)
+    return native.either(functools.partial(by_kernel, k=k), portable, x)
+
+
+def top_k_of_row(rows: jax.Array, at: jax.Array, update: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The same of ``rows[at] + update``, and the rows with what is left of it there."""
+
+    def kernel(rows: jax.Array, at: jax.Array, update: jax.Array) -> Any:
+        shapes = [*_shapes(update, k), jax.ShapeDtypeStruct(rows.shape, rows.dtype)]
+        return tuple(jax.ffi.ffi_call("fedsgm_topk_of_row", shapes, input_output_aliases={0: 2})(rows, at, update))
+
+    def portable(rows: jax.Array, at: jax.Array, update: jax.Array) -> Any:
+        x = jax.lax.dynamic_index_in_dim(rows, at, keepdims=False) + update
+        indices, values = top_k(x, k)
+        left = native.added(x, indices, -values)
+        return indices, values, jax.lax.dynamic_update_index_in_dim(rows, left, at, 0)
+
+    if {rows.dtype, update.dtype} != {jnp.dtype(jnp.float32)}:
+        return portable(rows, at, update)
+    return native.either(kernel, portable, rows, jnp.int32(at), update)
 
 
 def by_kernel(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    shapes = [jax.ShapeDtypeStruct((*x.shape[:-1], k), dtype) for dtype in (jnp.int32, jnp.float32)]
-    indices, values = jax.ffi.ffi_call(_TARGET, shapes, vmap_method="broadcast_all")(x)
+    indices, values = jax.ffi.ffi_call("fedsgm_topk", _shapes(x, k), vmap_method="broadcast_all")(x)
     return indices, values
+
+
+def _shapes(x: jax.Array, k: int) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct((*x.shape[:-1], k), dtype) for dtype in (jnp.int32, jnp.float32)]
 
 
 def by_sorting(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -143,25 +159,7 @@ def _places(words: jax.Array, k: int) -> jax.Array:
 
 def in_use() -> str:
     """Which way is taken here, and why, in a phrase."""
-    why, backend = missing(), jax.default_backend()
+    why, backend = native.missing(), jax.default_backend()
     if why is None and backend == "cpu":
         return "the compiled kernel"
     return f"in JAX, without the compiled kernel: {why or f'that is for CPUs, and this is a {backend}'}"
-
-
-@functools.cache
-def missing() -> str | None:
-    """Why the kernel is not in use; None if it is."""
-    if os.environ.get("FEDSGM_KERNEL", "1") == "0":
-        return "FEDSGM_KERNEL=0"
-    folder = Path(__file__).parent
-    built = [path for end in importlib.machinery.EXTENSION_SUFFIXES if (path := folder / f"_topk{end}").exists()]
-    if not built:
-        return "built without a compiler"
-    try:
-        symbol = getattr(ctypes.CDLL(str(built[0])), _TARGET)
-        jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(symbol), platform="cpu")
-        jax.ffi.register_ffi_target_as_batch_partitionable(_TARGET)
-    except Exception as error:  # another machine's library, or of a JAX that speaks to kernels otherwise
-        return f"it was built, but does not load: {' '.join(str(error).split())}"
-    return None

@@ -135,8 +135,9 @@ def size(message: Message) -> jax.Array:
         if isinstance(part, Sparse) and part.indices.shape[0]:
             k, rice = part.indices.shape[0], rice_of(part.size, part.indices.shape[0])
             places = _ascending(part.indices)
-            gaps = jnp.diff(places, prepend=-1) - 1
-            bits = jnp.minimum(k * (1 + rice) + jnp.sum(gaps >> rice), places[-1] + 1)
+            gaps = places[1:] - places[:-1] - 1
+            tens = (places[0] >> rice) + jnp.sum(gaps >> rice)
+            bits = jnp.minimum(k * (1 + rice) + tens, places[-1] + 1)
             total += (bits + 7) // 8
     return jnp.asarray(total, jnp.int32)
 

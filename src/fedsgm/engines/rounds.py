@@ -291,7 +291,8 @@ def _updates(
     none, rows = Summed.nothing(layout.size), work.rows
     rows = jnp.arange(len(work.who)) if rows is None else rows
     given, before = (data, memory, rows, kept, work.keys), products if hasattr(algorithm, "products") else None
-    return *blocks.fold(local_update, add, none, *given, size=size, before=before), {}
+    by = feedback.rows(algorithm)
+    return *blocks.fold(local_update, add, none, *given, size=size, before=before, rows=by), {}
 
 
 def _true_values(

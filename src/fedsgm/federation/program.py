@@ -174,8 +174,7 @@ class Program:
     def receive(self, w: np.ndarray, broadcast: Message) -> np.ndarray:
         """``algorithm.receive`` in two parts: as one program, products and sums could be fused, and the last bit of a
         client's model be another than that of the server's on another machine."""
-        downlink = self.algorithm.downlink
-        return feedback.follow(downlink, w, self.dense(broadcast, downlink))
+        return np.asarray(feedback.follow(self.algorithm.downlink, jnp.asarray(w), broadcast, _dense))
 
     def inspect(self, before: np.ndarray, after: np.ndarray, kept: Any, at: At) -> dict[str, np.ndarray]:
         return _numpy(_inspect(self.task, before, after, kept, at))
