@@ -47,6 +47,7 @@ def apart(task: Callable[[Path, int], str], folder: Path, number: int) -> None:
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_tell, args=(task, folder, number, there))
     process.start()
+    there.close()  # so that it is heard where the task ends without a word
     print(here.recv(), flush=True)
     process.join()
 
@@ -75,7 +76,7 @@ def memories(folder: Path, rounds: int) -> str:
     spent(1)  # compiles
     short = spent(10)
     each = (spent(10 + rounds) - short) / rounds
-    (file,) = (folder / "memories").iterdir()
+    (file,) = (path for path in (folder / "memories").iterdir() if path.name != "lock")
     size, held = file.stat().st_size / 2**30, 512 * file.stat().st_blocks / 2**30
     kept = f"memories {size:.2f} GB in a file, {held:.2f} written"
     return f"{N} clients, {D} parameters, {M} a round: {1e3 * each:.1f} ms a round; {kept}"

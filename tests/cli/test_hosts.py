@@ -46,6 +46,46 @@ def test_devices_share_the_clients(tmp_path):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, atol=2e-6), ends, several[name][1])
 
 
+HOLDS = """
+import sys
+import numpy as np
+import fedsgm as fs
+from fedsgm.base import sizes
+from fedsgm.engines import hosts
+from support.runs import logistic
+
+folder, port, process = sys.argv[1:]
+hosts.join(f"127.0.0.1:{port}", 2, int(process))
+asked, padded = [], sizes.padded
+sizes.padded = lambda rows, counts, who: asked.extend(who.tolist()) or padded(rows, counts, who)
+data = {name: np.load(f"{folder}/{name}.npy", mmap_mode="r") for name in "xy"}
+clients = fs.Clients(data, np.array([3, 1, 2, 2, 4, 1, 2]))
+params = {"w": np.zeros(3, np.float32), "b": np.zeros((), np.float32)}
+result = fs.simulate(fs.FedSGM(0.1, 2), fs.Problem(fs.Mean(logistic)), clients, params, rounds=3, progress=False)
+print(asked, *result.last["w"])
+"""
+
+
+def test_a_process_takes_in_its_own_clients_alone(tmp_path):
+    """Of arrays that are mapped from files it reads no others; the first client stands for one that is not there."""
+    rng, port = np.random.default_rng(1), free_port()
+    np.save(tmp_path / "x.npy", rng.normal(size=(15, 3)).astype(np.float32))
+    np.save(tmp_path / "y.npy", np.float32(np.arange(15) % 2))
+    said = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOLDS, str(tmp_path), str(port), str(process)],
+            env=os.environ | {"PYTHONPATH": "tests"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for process in (0, 1)
+    ]
+    first, second = (process.communicate(timeout=300)[0].splitlines()[-1] for process in said)
+    assert first.startswith("[0, 1, 2, 3]")
+    assert second.startswith("[4, 5, 6, 0]")
+    assert first.partition("]")[2] == second.partition("]")[2] != ""
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32, np.int8, np.uint8, bool])
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 1, 2)])
 def test_what_devices_exchange_are_bytes_of_any_kind(dtype, shape):

@@ -33,9 +33,9 @@ def missing() -> str | None:
         library = ctypes.CDLL(str(built[0]))
         for target in _TARGETS:
             jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(library, target)), platform="cpu")
-            jax.ffi.register_ffi_target_as_batch_partitionable(target)
     except Exception as error:  # another machine's library, or of a JAX that speaks to kernels otherwise
         return f"it was built, but does not load: {' '.join(str(error).split())}"
+    jax.ffi.register_ffi_target_as_batch_partitionable("fedsgm_topk")
     return None
 
 

@@ -139,9 +139,9 @@ def arranged(rows: Rows, counts: np.ndarray) -> Any:
     return BySize(tuple(groups), members, place, origin=(rows, counts))
 
 
-def padded(rows: Rows, counts: np.ndarray) -> Any:
-    """All members as long as the longest, with a leading axis."""
-    return rows.padded(_starts(counts), counts.astype(np.int32), int(counts.max()))
+def padded(rows: Rows, counts: np.ndarray, who: Any = slice(None)) -> Any:
+    """These members as long as the longest of all, with a leading axis."""
+    return rows.padded(_starts(counts)[who], counts.astype(np.int32)[who], int(counts.max()))
 
 
 def ready(data: Any, many: int, draws: bool) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,10 +43,13 @@ class OnDevice:
     capacity = CAPACITY
 
     def __init__(self, program: Compiled, data: Any, seeds: np.ndarray) -> None:
+        """``data`` is that of all clients or, for several devices, a function that gives some clients'."""
         self.program, self.seeds = program, seeds
-        if program.devices is not None:
+        if program.devices is None:
+            self.data = jax.device_put(data)
+        else:
             self.program = replaced(program, room=_room(program, program.devices.size, seeds))
-        self.data = self._placed(data, program.share)
+            self.data = self._shared(data if callable(data) else functools.partial(_some, data))
 
     def start(self, w: np.ndarray) -> State:
         """Every seed's state before the first round."""
@@ -84,29 +89,34 @@ class OnDevice:
         here = np.concatenate([shard.data for shard in shards], axis=1)
         return here[:, : max(self.program.n - (shards[0].index[1].start or 0), 0)]
 
-    def _placed(self, tree: Any, share: int, axis: int = 0) -> Any:
-        """Every device's share of the clients; where they are not as many, the first stands for those that lack."""
-        mesh = self.program.devices
-        if mesh is None:
-            return jax.device_put(tree)
+    def _shared(self, of: Callable[[np.ndarray], Any], axis: int = 0) -> Any:
+        """What ``of`` some clients there is, along this axis, on each device for its share of the clients.
+
+        It is asked for those of this process alone. Where they are not as many, the first stands for those that lack.
+        """
+        mesh, n, share = self.program.devices, self.program.n, self.program.share
+        assert mesh is not None
         sharding = NamedSharding(mesh, P(*[None] * axis, CLIENTS))
+        here = [(i, device) for i, device in enumerate(mesh.devices) if device.process_index == jax.process_index()]
+        shares = [(np.arange(i * share, (i + 1) * share), device) for i, device in here]
+        parts = [jax.device_put(of(np.where(who < n, who, 0)), device) for who, device in shares]
 
-        def place(a: np.ndarray) -> jax.Array:
-            shape = (*a.shape[:axis], share * mesh.size, *a.shape[axis + 1 :])
+        def joined(*parts: jax.Array) -> jax.Array:
+            shape = parts[0].shape
+            whole = (*shape[:axis], share * mesh.size, *shape[axis + 1 :])
+            return jax.make_array_from_single_device_arrays(whole, sharding, list(parts))
 
-            def part(index: Any) -> np.ndarray:
-                some = np.arange(shape[axis])[index[axis]]
-                return np.take(a, np.where(some < a.shape[axis], some, 0), axis)
-
-            return jax.make_array_from_callback(shape, sharding, part)
-
-        return jax.tree.map(place, tree)
+        return jax.tree.map(joined, *parts)
 
     def _placed_state(self, state: State) -> State:
         """With arrays of the device's own, each by itself: the program may write in them."""
         if self.program.devices is None:
             return jax.device_put(state, may_alias=False)
-        return replaced(state, memory=self._placed(state.memory, self.program.share, axis=1))
+        return replaced(state, memory=self._shared(functools.partial(_some, state.memory, axis=1), axis=1))
+
+
+def _some(tree: Any, who: np.ndarray, axis: int = 0) -> Any:
+    return jax.tree.map(lambda a: np.take(a, who, axis), tree)
 
 
 @of_run

@@ -7,6 +7,7 @@ chunk and every point of resuming, and all of them give the same bits.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import time
@@ -203,7 +204,8 @@ def _ground(
         folder = Path(offload) if isinstance(offload, (str, Path)) else None
         ground = Offloaded(program, rows, counts, seeds, d, folder)
     elif devices is not None:
-        ground = OnDevice(replaced(program, devices=devices), sizes.padded(rows, counts), seeds)
+        own = functools.partial(sizes.padded, rows, counts)
+        ground = OnDevice(replaced(program, devices=devices), own, seeds)
     else:
         ground = OnDevice(program, sizes.ready(sizes.arranged(rows, counts), m, algorithm.draws), seeds)
     return ground, (rows, counts)
