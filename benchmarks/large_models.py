@@ -14,13 +14,13 @@ import itertools
 import os
 import statistics
 import sys
-import time
 from typing import Any
 
 import jax
 import numpy as np
 
 import fedsgm as fs
+import turns
 from fedsgm.engines import device as engine
 
 ROWS, PARTICIPANTS, TURNS, SECONDS = 50, 20, 5, 0.5
@@ -74,20 +74,18 @@ def posed(name: str, clients: int) -> tuple[fs.Problem, fs.Clients, Any]:
     return fs.Problem(loss, [fs.Mean(loss, name="g") <= 0.6]), dealt, params
 
 
-def speed(name: str, turns: int) -> None:
+def speed(name: str, repetitions: int) -> None:
     problem, clients, params = posed(name, PARTICIPANTS)
     algorithm = fs.FedSGM(0.01, 5, rule=fs.Soft(40.0), batch_size=32)
 
     def spent(block: int | None, rounds: int) -> float:
-        began = time.perf_counter()
         options = {"evaluate_every": 0, "progress": False, "block": block}
-        fs.simulate(algorithm, problem, clients, params, rounds=rounds, **options)
-        return time.perf_counter() - began
+        return turns.cost(lambda n: fs.simulate(algorithm, problem, clients, params, rounds=n, **options), rounds)[0]
 
     for block in BLOCKS:
         spent(block, 1)  # compiles
     rounds = max(2, min(1000, int(2 * SECONDS / max(spent(BLOCKS[0], 3) - spent(BLOCKS[0], 1), 1e-3))))
-    taken = [{b: (spent(b, 1 + rounds) - spent(b, 1)) / rounds for b in BLOCKS} for _ in range(turns)]
+    taken = [{b: (spent(b, 1 + rounds) - spent(b, 1)) / rounds for b in BLOCKS} for _ in range(repetitions)]
     size = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
     ratios = [statistics.median(turn[b] / turn[BLOCKS[0]] for turn in taken) for b in BLOCKS]
     first = 1e3 * statistics.median(turn[BLOCKS[0]] for turn in taken)
@@ -122,13 +120,13 @@ def memory(uplink: Any, block: int | None, clients: int = 100) -> float:
     raise AssertionError("nothing was compiled")
 
 
-def main(names: list[str], turns: int) -> None:
+def main(names: list[str], repetitions: int) -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; jax {jax.__version__}, numpy {np.__version__}")
     heads = "".join(f"{'chosen' if block is None else block:>8}" for block in BLOCKS)
     print(f"a round's time / that with all {PARTICIPANTS} at once, by clients at a time")
     print(f"model{'numbers':>13}{'ms':>11}{heads}")
     for name in names:
-        speed(name, turns)
+        speed(name, repetitions)
     print("GB beside the data, 100 clients of the large model, all at once and one by one")
     for uplink in (fs.Identity(), fs.TopK(0.01)):
         print(f"  {uplink!r:36}{memory(uplink, 100):8.2f}{memory(uplink, None):8.2f}", flush=True)

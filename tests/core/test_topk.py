@@ -205,6 +205,19 @@ def test_of_a_row(kernel, d, monkeypatch):
                 np.testing.assert_array_equal(np.asarray(a), b, err_msg=kind)
 
 
+@pytest.mark.skipif("kernel" not in WAYS, reason="needs a compiler")
+@pytest.mark.parametrize("d", [40, 4097, 2**18 + 77])
+def test_of_a_row_of_very_small_numbers(d, monkeypatch):
+    """Which XLA takes for zeros where it adds: the kernel does as it does, whatever thread works on them."""
+    small, wide = (vectors(d)[kind] for kind in ("denormal", "spread"))
+    rows = np.stack([small, wide, wide])
+    found = jax.jit(functools.partial(topk.top_k_of_row, k=d // 10))(rows, 1, small)
+    monkeypatch.setattr(native, "missing", lambda: "not here")
+    portable = jax.jit(functools.partial(topk.top_k_of_row, k=d // 10))(rows, 1, small)
+    for a, b in zip(found, portable, strict=True):
+        np.testing.assert_array_equal(np.asarray(a).view(np.uint32), np.asarray(b).view(np.uint32))
+
+
 def test_of_a_row_that_is_not_finite():
     """What was taken of it is a NaN, as of a difference: no message can pay an infinite debt."""
     update = np.array([1, np.inf, -np.inf, np.nan, 0.5], np.float32)
