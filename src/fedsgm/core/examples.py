@@ -12,12 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedsgm.base.structs import replaced, struct
+from fedsgm.base.structs import replaced, static, struct
 
 
 @struct
 class Examples:
     """One client's examples (in the engine: many clients', with a leading axis).
+
+    They are along this ``axis`` of every array, the first or the last. Of everybody's examples, one client's after
+    another's, ``turn`` says which it is to be of clients that are taken out.
 
     ``weights`` has one row for the objective and one for each constraint. A client's mean's is 1/count on the examples
     that it averages over, a statistic's is 1, and both are 0 on padding. So every quantity is a weighted sum.
@@ -26,6 +29,24 @@ class Examples:
     examples: Any
     weights: Any
     count: Any
+    axis: int = static(default=0)
+    turn: bool = static(default=False)
+
+    def turned(self) -> Examples:
+        """Many clients', with the examples along the last axis of every array, and padded to a multiple of eight.
+
+        XLA leaves what is beyond such a multiple to a slow loop, where it takes products of a matrix and a vector.
+        """
+        more = -self.weights.shape[-1] % 8
+
+        def turn(a: Any) -> Any:
+            xp: Any = np if isinstance(a, np.ndarray) else jnp
+            last = xp.moveaxis(xp.concatenate([a, a[:, :1].repeat(more, axis=1)], axis=1), 1, -1)
+            return np.ascontiguousarray(last) if xp is np else last
+
+        xp: Any = np if isinstance(self.weights, np.ndarray) else jnp
+        weights = xp.pad(self.weights, [(0, 0), (0, 0), (0, more)])
+        return Examples(jax.tree.map(turn, self.examples), weights, self.count, -1)
 
     def batch(self, size: int | None, key: jax.Array) -> Examples:
         """``size`` examples drawn uniformly with replacement, weighted so that every sum is unbiased."""
@@ -43,6 +64,10 @@ class Examples:
 
         Padding repeats a client's first example, so that no function ever meets made-up data.
         """
+        found = self._padded(starts, counts, length)
+        return found.turned() if self.turn else found
+
+    def _padded(self, starts: Any, counts: Any, length: int) -> Examples:
         if isinstance(counts, np.ndarray) and len(counts) * length == counts.sum() == self.weights.shape[1]:
             shape = len(counts), length  # all of them, and none to pad
             examples = jax.tree.map(lambda a: a.reshape(*shape, *a.shape[1:]), self.examples)

@@ -361,7 +361,7 @@ class Problem:
 
     def _sums(self, params: Any, data: Examples, which: Sequence[int]) -> tuple[Any, ...]:
         """Weighted sums; means that share a function share its evaluation, and so its gradient."""
-        over_examples = (None, 0)
+        over_examples = (None, data.axis)
         means: dict[PerExample, list[int]] = {}
         found: dict[int, Any] = {}
         for i in which:

@@ -28,6 +28,7 @@ from fedsgm.base.progress import Progress
 from fedsgm.base.structs import LARGEST_SEED, as_float32, check_count, replaced
 from fedsgm.core import wire
 from fedsgm.core.algorithm import Flat
+from fedsgm.core.examples import Examples
 from fedsgm.core.problem import Problem
 from fedsgm.core.task import Algorithm, Task
 from fedsgm.data.clients import Clients
@@ -46,6 +47,8 @@ from fedsgm.results.reading import ALWAYS
 from fedsgm.results.result import Result
 
 _LARGE = 2**24  # bytes of clients' data, from which they are kept off the device where there is nothing to bring back
+_NARROW = 64  # entries of an example: those of more gain nothing by another layout (see _is_turned)
+_PADDED = 1.5  # times the room of all examples, at most, that it may take
 _SHARE = 0.25  # of a device's memory, that clients may take
 _MOST_SEEDS = 2**16  # at once
 _CHUNK_SECONDS = 0.25  # how long a chunk should take: the bar moves, dispatch costs nothing
@@ -194,10 +197,14 @@ def _ground(
             "are asked; set participants, leave out query='all', or leave out offload"
         )
     if not isinstance(problem, Problem):
-        data = sizes.ready(problem.prepare(clients, params), m, algorithm.draws)
+        data = problem.prepare(clients, params)
+        if isinstance(data, Examples) and _is_turned(program, clients):
+            data = data.turned()
+        data = sizes.ready(data, m, algorithm.draws)
         devices = None if isinstance(data, sizes.BySize) else devices
         return OnDevice(replaced(program, devices=devices), data, seeds), data
     rows, counts = problem.weighed(clients, params), clients.counts
+    rows = replaced(rows, turn=_is_turned(program, clients))
     large = _large(wire.nbytes(rows), len(seeds) * n * wire.nbytes(first_memory(program, d)))
     ground: OnDevice | Offloaded
     if able and (offload or (offload is None and large)):
@@ -209,6 +216,20 @@ def _ground(
     else:
         ground = OnDevice(program, sizes.ready(sizes.arranged(rows, counts), m, algorithm.draws), seeds)
     return ground, (rows, counts)
+
+
+def _is_turned(program: Compiled, clients: Any) -> bool:
+    """Whether examples are along the last axis: full batches of few features, no multiple of eight, are faster there.
+
+    That is so of linear models on CPUs: a round takes 0.34 to 0.87 of the time, and with 100 features up to 1.2.
+    """
+    algorithm: Any = program.algorithm
+    batches = algorithm.draws or getattr(algorithm, "constraint_batch_size", None) is not None
+    if batches or program.task.layout.matrices or jax.default_backend() != "cpu":
+        return False
+    width = max(math.prod(a.shape[1:]) for a in jax.tree.leaves(clients.examples))
+    padded = np.sum(-(-clients.counts // 8) * 8)
+    return 1 < width < _NARROW and width % 8 > 0 and bool(padded <= _PADDED * np.sum(clients.counts))
 
 
 def _large(data: int, memories: int) -> bool:

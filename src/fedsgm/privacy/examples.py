@@ -73,7 +73,7 @@ class PrivateExamples(Private):
             alone = Examples(jax.tree.map(lambda a: a[None], example), weights[:, None], None)
             return problem.descended(problem._sums(params, alone, range(len(problem.quantities))), direction, kept)
 
-        gradients = jax.vmap(jax.grad(one), (None, 0, 0))(params, data.examples, data.weights.T)
+        gradients = jax.vmap(jax.grad(one), (None, data.axis, 0))(params, data.examples, data.weights.T)
         bound = self.privacy.clip * problem.share(direction, kept) / data.count
         part = cut(gradients, bound)
         total = jax.tree.map(lambda a: jnp.tensordot(part, a, 1), gradients)
@@ -101,11 +101,11 @@ class PrivateExamples(Private):
             quantity, weights = self.quantities[i].base, data.weights[i]
             known: Any = self.privacy.range_of(names[i])
             if isinstance(quantity, Statistic):
-                each: Any = jax.vmap(quantity.sums, (None, 0))(params, data.examples)
+                each: Any = jax.vmap(quantity.sums, (None, data.axis))(params, data.examples)
                 each = shortened(jax.tree.map(lambda a: a.astype(jnp.float32), each), known)
                 total = jax.tree.map(lambda a, weights=weights: jnp.tensordot(weights, a, 1), each)
             else:
-                total = weights @ jnp.clip(jax.vmap(quantity.fn, (None, 0))(params, data.examples), *known)
+                total = weights @ jnp.clip(jax.vmap(quantity.fn, (None, data.axis))(params, data.examples), *known)
             sigma = multiplier * math.sqrt(len(which)) * apart(quantity, known) * jnp.max(weights)
             sums.append(with_noise(total, sigma, jax.random.fold_in(key, i)))
             variances.append(sigma**2)
