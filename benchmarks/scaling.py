@@ -125,8 +125,8 @@ def draw(found: dict[str, dict[str, dict[int, float]]], path: Path) -> None:
         axis.plot(
             ends, 1e3 * first[numbers[0]] * ends / ends[0], "--", color="gray", linewidth=1, label="in proportion"
         )
-        highest = 1e3 * max(max(points.values()) for points in each.values())
-        axis.set_ylim(top=10 * highest)
+        taken = [1e3 * seconds for points in each.values() for seconds in points.values()]
+        axis.set_ylim(min(taken) / 2, 10 * max(taken))
         for which in "xy":
             drawing.plain_log(axis, which)
         axis.grid(alpha=0.3)
