@@ -304,12 +304,15 @@ def test_a_client_that_is_gone_for_good_does_not_hold_the_answer_back(tmp_path):
 
 @pytest.mark.parametrize("uplink", [fs.Quantize("int8"), fs.Natural()])
 def test_a_client_that_alone_has_something_to_say_is_heard(tmp_path, uplink):
-    """Two of three clients keep the constraint easily: their messages are a quantiser's dust beside the third's."""
+    """Two of three clients keep the constraint easily: their messages are a quantiser's dust beside the third's.
+
+    Of 32 features, which a simulation takes in the same order of sums: a last bit can be a factor of two to Natural.
+    """
     rng = np.random.default_rng(0)
     y = np.repeat(np.float32([1, 0]), [20, 40])
     shares = []
     for apart in (1, 8, 8):
-        x = rng.normal(size=(60, 31)).astype(np.float32)
+        x = rng.normal(size=(60, 32)).astype(np.float32)
         x[:, 0] += apart * (2 * y - 1)
         shares.append({"x": x, "y": y})
     clients = fs.Clients.from_list(shares)
@@ -321,7 +324,7 @@ def test_a_client_that_alone_has_something_to_say_is_heard(tmp_path, uplink):
         objective=fs.Mean(hinge, where=lambda e: e["y"] == 0),
         constraints=[fs.Mean(hinge, where=lambda e: e["y"] == 1, name="minority") <= 0.05],
     )
-    algorithm, start = fs.FedSGM(step_size=0.05, local_steps=5, uplink=uplink), np.zeros(31, np.float32)
+    algorithm, start = fs.FedSGM(step_size=0.05, local_steps=5, uplink=uplink), np.zeros(32, np.float32)
     transport = InProcess.of(Program.of(algorithm, problem, start), clients, tmp_path)
     settings = {"rounds": 200, "evaluate_every": 0, "progress": False}
     result = fs.federate(algorithm, problem, transport, start, **settings)
