@@ -81,6 +81,8 @@ class Relay:
             except ConnectionRefusedError:  # it does not listen yet
                 client.close()
                 continue
+            for end in (client, server):
+                end.settimeout(None)  # whatever the default is: silence is no end
             threading.Thread(target=self._pump, args=(client, server, "up"), daemon=True).start()
             threading.Thread(target=self._pump, args=(server, client, "down"), daemon=True).start()
 

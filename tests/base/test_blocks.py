@@ -36,7 +36,7 @@ def test_a_fold_adds_up_and_writes_memories_where_they_are(size):
         return total + messages.sum(), messages
 
     total, said, after = jax.jit(
-        lambda: blocks.fold(fn, add, jnp.float32(0), data, memory, who, who, size=size, rows=blocks.Rows())
+        lambda: blocks.fold(fn, add, jnp.float32(0), data, memory, who, who, size=size, slices=blocks.Slices())
     )()
     np.testing.assert_array_equal(said, data["x"].sum(axis=1))
     assert total == data["x"].sum()
@@ -61,7 +61,9 @@ def test_what_a_fold_makes_before_is_made_for_all_at_once_where_there_is_room(ro
         return total + messages.sum(), messages
 
     memory = np.zeros(MANY, np.float32)
-    found = blocks.fold(fn, add, jnp.float32(0), data, memory, index, index, size=1, rows=blocks.Rows(), before=before)
+    found = blocks.fold(
+        fn, add, jnp.float32(0), data, memory, index, index, size=1, slices=blocks.Slices(), before=before
+    )
     assert set(given) == {room // (4 * MANY)}
     np.testing.assert_array_equal(found[1], 2 * data["x"].sum(axis=1) + index)
 

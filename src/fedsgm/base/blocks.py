@@ -54,7 +54,7 @@ class Row:
     at: jax.Array
 
 
-class Rows:
+class Slices:
     """How one member's memory is taken from all members', and what is there of it afterwards put back."""
 
     def take(self, memory: Any, at: jax.Array) -> Any:
@@ -73,14 +73,14 @@ def fold(
     who: Any,
     *own: Any,
     size: int,
-    rows: Rows,
+    slices: Slices,
     before: Callable[..., Any] | None = None,
 ) -> tuple[Any, Any, Any]:
     """``messages, memory = fn(data, memory, *own)`` of the members ``who``, in blocks.
 
     Of a block ``total, said = add(total, messages)``. It gives the total of all blocks, from ``zero`` on, what is
     said of all members, and everybody's memory. What ``before(data, *own)`` gives is made for all members at once,
-    where there is room, and a last argument of ``fn``. ``rows`` has the memory of a member that is alone in its block.
+    where there is room, and a last argument of ``fn``. ``slices`` has the memory of a member alone in its block.
     """
     total, answers = zero, []
     for bind, theirs, mine in sizes.parts(data, (who, *own)):
@@ -92,8 +92,8 @@ def fold(
                 memory = sizes.put(memory, who, new)
             else:  # without an axis for it, its products stay such of matrices
                 theirs, (at, *own) = _alone(block)
-                message, new = bind(fn)(*theirs, rows.take(memory, at), *own)
-                memory, messages = rows.put(memory, at, new), _block_of(message)
+                message, new = bind(fn)(*theirs, slices.take(memory, at), *own)
+                memory, messages = slices.put(memory, at, new), _block_of(message)
             total, said = add(total, messages)
             return (total, memory), said
 

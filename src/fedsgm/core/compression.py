@@ -18,7 +18,7 @@ import numpy as np
 from fedsgm.base import native
 from fedsgm.base.blocks import Row
 from fedsgm.base.errors import SettingError
-from fedsgm.base.structs import check_count, check_number, static, struct
+from fedsgm.base.structs import check_count, static, struct
 from fedsgm.core.drawing import distinct
 from fedsgm.core.topk import top_k, top_k_of_row
 
@@ -99,13 +99,13 @@ class Sparsifier:
     count: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        if (self.fraction is None) == (self.count is None):
+        name, share = type(self).__name__, self.fraction
+        if (share is None) == (self.count is None):
             raise SettingError(f"{name}: give a fraction, {name}(0.1), or a count, {name}(count=10), and not both")
         if self.count is not None:
             check_count(name, "count", self.count)
-        else:
-            check_number(name, "fraction", self.fraction, above=0, most=1)
+        elif not isinstance(share, float | int) or isinstance(share, bool) or not 0 < share <= 1:
+            raise SettingError(f"{name}: fraction={share!r}, but it must be above 0 and at most 1")
 
     def kept(self, d: int) -> int:
         """K, the number of entries kept of d: at least one, at most all."""

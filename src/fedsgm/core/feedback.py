@@ -184,7 +184,7 @@ def scaled(message: Message, factor: jax.Array) -> Message:
     raise SettingError("this uplink's messages cannot be cut to a length; take TopK, RandK, SharedK or Quantize")
 
 
-class Rows(blocks.Rows):
+class InPlace(blocks.Slices):
     """Of memories whose errors stay where they are, if the compressor can work on them there."""
 
     def take(self, memory: Memory, at: jax.Array) -> Memory:
@@ -194,10 +194,10 @@ class Rows(blocks.Rows):
         return Memory(new.error.stacked, super().put(memory.transforms, at, new.transforms))
 
 
-def rows(algorithm: Any) -> blocks.Rows:
+def slices(algorithm: Any) -> blocks.Slices:
     """How one client's memory is taken from all clients' of this algorithm."""
     can = algorithm.memory and longest(algorithm) is None and hasattr(compressor_of(algorithm.uplink), "sent")
-    return Rows() if can else blocks.Rows()
+    return InPlace() if can else blocks.Slices()
 
 
 def take_back(memory: Memory, before: Memory, sent: Any) -> Memory:
@@ -263,11 +263,13 @@ def sizes_of(algorithm: Any, messages: Message) -> jax.Array:
     return jax.vmap(lambda message: jnp.int32(wire.largest(message)))(messages)
 
 
-def _added(compressor: Compressor, x: jax.Array, message: Message, sign: int = 1) -> jax.Array:
+def _added(
+    compressor: Compressor, x: jax.Array, message: Message, sign: int = 1, dense: Callable[..., Any] = received
+) -> jax.Array:
     """The vector, with that of a message added to it or taken from it."""
     if hasattr(compressor, "added"):
         return compressor.added(x, message, sign)
-    return x + sign * compressor.decompress(message, x.shape[-1])
+    return x + sign * dense(compressor, message, x.shape[-1])
 
 
 def broadcast(compressor: Compressor, replica: jax.Array, model: jax.Array, key: jax.Array) -> Message:
@@ -281,6 +283,4 @@ def follow(compressor: Compressor, replica: Any, message: Message, dense: Callab
     """Primal EF21, on every client: w <- w + C_0(x - w), of the vector that the broadcast stands for."""
     if isinstance(compressor, Identity):
         return dense(compressor, message, len(replica))
-    if hasattr(compressor, "added"):
-        return compressor.added(replica, message)
-    return replica + dense(compressor, message, len(replica))
+    return _added(compressor, replica, message, dense=dense)

@@ -44,7 +44,7 @@ def top_k_of_row(rows: jax.Array, at: jax.Array, update: jax.Array, k: int) -> t
         left = native.added(x, indices, -values)
         return indices, values, jax.lax.dynamic_update_index_in_dim(rows, left, at, 0)
 
-    if {rows.dtype, update.dtype} != {jnp.dtype(jnp.float32)}:
+    if not rows.dtype == update.dtype == jnp.float32:
         return portable(rows, at, update)
     return native.either(kernel, portable, rows, jnp.int32(at), update)
 

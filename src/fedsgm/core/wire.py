@@ -136,8 +136,8 @@ def size(message: Message) -> jax.Array:
             k, rice = part.indices.shape[0], rice_of(part.size, part.indices.shape[0])
             places = _ascending(part.indices)
             gaps = places[1:] - places[:-1] - 1
-            tens = (places[0] >> rice) + jnp.sum(gaps >> rice)
-            bits = jnp.minimum(k * (1 + rice) + tens, places[-1] + 1)
+            quotients = (places[0] >> rice) + jnp.sum(gaps >> rice)
+            bits = jnp.minimum(k * (1 + rice) + quotients, places[-1] + 1)
             total += (bits + 7) // 8
     return jnp.asarray(total, jnp.int32)
 

@@ -291,8 +291,8 @@ def _updates(
     none, rows = Summed.nothing(layout.size), work.rows
     rows = jnp.arange(len(work.who)) if rows is None else rows
     given, before = (data, memory, rows, kept, work.keys), products if hasattr(algorithm, "products") else None
-    by = feedback.rows(algorithm)
-    return *blocks.fold(local_update, add, none, *given, size=size, before=before, rows=by), {}
+    slices = feedback.slices(algorithm)
+    return *blocks.fold(local_update, add, none, *given, size=size, slices=slices, before=before), {}
 
 
 def _true_values(
