@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedsgm as fs
-from fedsgm.core.pooling import standard_error
+from fedsgm.core.pooling import standard_error, total_of
 from fedsgm.tasks import cmdp
 
 KEY = jax.random.key(0)
@@ -315,3 +315,24 @@ def test_a_cmdp_estimates_by_who_was_heard():
     assert measured.errors[0] == pytest.approx(few.std(ddof=1) / np.sqrt(5), rel=1e-5)
     assert task.combine(statistics, 0.5, KEY).errors[0] == pytest.approx(COSTS.std(ddof=1) / 3, rel=1e-5)
     np.testing.assert_array_equal(measured.scales, [1])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 20, 101])
+def test_a_sum_over_clients_has_one_order(n):
+    """That of halves, as in NumPy below, also where the values are made in the same program."""
+    rng = np.random.default_rng(n)
+    x, w = rng.normal(size=(n, 3, 5)).astype(np.float32), rng.normal(size=5).astype(np.float32)
+    heard = np.float32(rng.random(n) < 0.7)
+
+    def halves(values):
+        if len(values) == 1:
+            return values[0]
+        first, second = values[: -(-len(values) // 2)], values[-(-len(values) // 2) :]
+        return halves(first + np.concatenate([second, np.zeros_like(first[len(second) :])]))
+
+    values = np.asarray(jax.jit(lambda x, w: x @ w)(x, w))
+    np.testing.assert_array_equal(total_of(values), halves(values))
+    np.testing.assert_array_equal(jax.jit(lambda x, w: total_of(x @ w))(x, w), halves(values))
+    np.testing.assert_allclose(total_of(values), values.astype(np.float64).sum(axis=0), rtol=1e-5, atol=1e-5)
+    broken = np.where(heard[:, None] > 0, values, np.nan)
+    np.testing.assert_array_equal(total_of(broken, heard), halves(np.where(heard[:, None] > 0, values, 0)))

@@ -19,6 +19,7 @@ from fedsgm.base.errors import SettingError
 from fedsgm.base.structs import replaced, struct
 from fedsgm.core import wire
 from fedsgm.core.compression import Coded, Compressor, Dense, Fixed, Identity, Message, Sparse
+from fedsgm.core.pooling import total_of
 
 _ROUNDING = 1e-3  # of a length in float32, at most
 _TRANSFORMS = 2**32 - 1  # what their key is made with: a compressor splits its own, and i of n is fold_in(key, i)
@@ -252,7 +253,7 @@ class Summed:
             total = self.total + compressor.total(messages, len(self.total))
         else:
             vectors = jax.vmap(lambda message: received(link, message, len(self.total)))(messages)
-            total = self.total + jnp.sum(vectors, axis=0)
+            total = self.total + total_of(vectors)
         return Summed(total, self.count + many)
 
 

@@ -17,11 +17,22 @@ SURE = 1.645  # standard deviations that a normal number is below with probabili
 Heard = jax.Array | None
 
 
+def total_of(values: jax.Array, heard: Heard = None) -> jax.Array:
+    """The sum over the clients that were heard, half of them added to the other half until one is left.
+
+    XLA chooses the order of ``jnp.sum``, by the program that it is in: on several devices last bits would be others.
+    """
+    values = counted(values, heard)
+    while len(values) > 1:
+        half = -(-len(values) // 2)
+        rest = jnp.pad(values[half:], [(0, 2 * half - len(values)), *[(0, 0)] * (values.ndim - 1)])
+        values = values[:half] + rest
+    return values[0]
+
+
 def mean_of(values: jax.Array, heard: Heard = None) -> jax.Array:
     """The mean over the clients that were heard; not a number if none was."""
-    if heard is None:
-        return jnp.mean(values, axis=0)
-    return jnp.sum(counted(values, heard), axis=0) / jnp.sum(heard)
+    return total_of(values, heard) / (len(values) if heard is None else jnp.sum(heard))
 
 
 def standard_error(values: jax.Array, heard: Heard = None) -> jax.Array:
@@ -30,7 +41,7 @@ def standard_error(values: jax.Array, heard: Heard = None) -> jax.Array:
     As of clients drawn from very many. Of m drawn from n, the error is sqrt(1 - m/n) times this.
     """
     count = count_of(values, heard)
-    squares = jnp.sum(counted((values - mean_of(values, heard)) ** 2, heard))
+    squares = total_of((values - mean_of(values, heard)) ** 2, heard)
     error = jnp.sqrt(squares / (jnp.maximum(count - 1, 1) * jnp.maximum(count, 1)))
     return jnp.where((count > 1) & jnp.isfinite(error), error, 0)
 

@@ -28,6 +28,7 @@ from fedsgm.core.pooling import (
     scaled_slope,
     shares_of,
     standard_error,
+    total_of,
 )
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class ByRows(Bounded):
         return sent[0]
 
     def pool(self, statistics: Any, heard: Heard = None) -> tuple[jax.Array, jax.Array]:
-        total, weight = (jnp.sum(counted(part, heard)) for part in statistics)
+        total, weight = (total_of(part, heard) for part in statistics)
         return total, weight
 
     def measured(self, pooled: Any) -> jax.Array:
@@ -242,7 +243,7 @@ class Statistic(Bounded):
         return sent
 
     def pool(self, statistics: Any, heard: Heard = None) -> Any:
-        return jax.tree.map(lambda a: jnp.sum(counted(a, heard), axis=0), statistics)
+        return jax.tree.map(lambda a: total_of(a, heard), statistics)
 
     def measured(self, total: Any) -> jax.Array:
         return self._largest(self.switch_on or self.value)(total)

@@ -19,6 +19,7 @@ from fedsgm.core import feedback
 from fedsgm.core.algorithm import Flat
 from fedsgm.core.drawing import RoundKeys
 from fedsgm.core.feedback import Summed
+from fedsgm.core.pooling import mean_of
 from fedsgm.core.rules import Direction
 from fedsgm.core.task import Algorithm
 from fedsgm.engines import recording
@@ -241,7 +242,7 @@ def one_round(
         return task.inspect(w, server.replica, kept)
 
     if task.task.inspects:
-        info |= jax.tree.map(jnp.mean, work.joined(each(inspect, work, t, kept)))
+        info |= jax.tree.map(mean_of, work.joined(each(inspect, work, t, kept)))
     found = state.found.averaged(*recording.counted(task.task, w, server.replica, direction, t))
     if program.evaluate_every is not None:
         values, worst = _true_values(program, task, data, server.replica, t)
