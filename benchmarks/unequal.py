@@ -37,8 +37,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--participants", type=int, help="of 60 clients in a round; all unless told")
     options = parser.parse_args()
-    dealt = {"equal": deal(np.ones(CLIENTS))}
-    dealt |= {f"Zipf {power:g}": deal(np.arange(1, CLIENTS + 1) ** -power) for power in EXPONENTS}
+    rows = table()
+    dealt = {"equal": deal(rows, np.ones(CLIENTS))}
+    dealt |= {f"Zipf {power:g}": deal(rows, np.arange(1, CLIENTS + 1) ** -power) for power in EXPONENTS}
     runs = {name: run(clients, options.participants) for name, clients in dealt.items()}
     first = {name: cost(runs[name], ROUNDS[0])[1] for name in runs}
     turns = [{name: a_round(runs[name]) for name in runs} for _ in range(3 if options.quick else 7)]
@@ -56,15 +57,20 @@ def main() -> None:
         print(f"{ratio:9.2f}{spread:>13}{statistics.median(of_cpu):7.2f}   {verdict}".rstrip())
 
 
-def deal(shares: np.ndarray) -> fs.Clients:
-    """A table whose label depends on the features and a group, in parts of about these shares."""
+def table() -> dict[str, np.ndarray]:
+    """A label that depends on the features and a group."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(ROWS, FEATURES)).astype(np.float32)
     group = rng.integers(0, 2, ROWS).astype(np.int32)
     y = np.float32(x[:, :5].sum(axis=1) + group + rng.logistic(size=ROWS) > 0)
-    cuts = np.round(np.cumsum(shares / shares.sum())[:-1] * ROWS).astype(int)
-    parts = zip(*(np.split(column, cuts) for column in (x, y, group)), strict=True)
-    return fs.Clients.from_list([dict(zip(("x", "y", "group"), part, strict=True)) for part in parts])
+    return {"x": x, "y": y, "group": group}
+
+
+def deal(rows: dict[str, np.ndarray], shares: np.ndarray) -> fs.Clients:
+    """One after another, a client each of about these shares."""
+    cuts = np.round(np.cumsum(shares / shares.sum())[:-1] * len(rows["y"])).astype(int)
+    parts = zip(*(np.split(column, cuts) for column in rows.values()), strict=True)
+    return fs.Clients.from_list([dict(zip(rows, part, strict=True)) for part in parts])
 
 
 def nbytes(examples: dict[str, np.ndarray]) -> int:
