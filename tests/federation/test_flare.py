@@ -205,7 +205,13 @@ class Watched:
 
     def end(self):
         self._wait.unlink()
-        until(lambda: self.rounds and self._process.poll() == 0, "the job ends")
+        try:
+            until(lambda: self.rounds and self._process.poll() == 0, "the job ends")
+        except AssertionError as error:
+            self._process.kill()
+            logs = [path.read_text()[-5000:] for path in self._federation.folder.rglob("log.txt")]
+            error.add_note("\n\n".join([self._process.communicate()[1], *logs]))
+            raise
         self._process.communicate()
         return fs.Result.load(self._out)
 
