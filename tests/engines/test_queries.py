@@ -88,10 +88,13 @@ def test_all_is_the_true_value(quantity):
 
 
 def test_heard_in_every_round_the_three_are_one():
+    """To the rounding of the estimate, which is about 1: less the bound of -1 it is the violation, and the weight is three
+    times that."""
     together = [run(query, participants=None) for query in ("participants", "all", "memory")]
     for other in together[1:]:
         for name in ("estimate", "violation", "weight", "objective", "mean", "bytes_up", "bytes_down"):
-            np.testing.assert_allclose(other.history[name], together[0].history[name], rtol=1e-6, err_msg=name)
+            atol = {"violation": 1e-6, "weight": 3e-6}.get(name, 0)
+            np.testing.assert_allclose(other.history[name], together[0].history[name], 1e-6, atol, err_msg=name)
     assert (together[2].history["age"] == 0).all()
 
 

@@ -22,12 +22,15 @@ def total_of(values: jax.Array, heard: Heard = None) -> jax.Array:
 
     XLA chooses the order of ``jnp.sum``, by the program that it is in: on several devices last bits would be others.
     """
-    values = counted(values, heard)
-    while len(values) > 1:
-        half = -(-len(values) // 2)
-        rest = jnp.pad(values[half:], [(0, 2 * half - len(values)), *[(0, 0)] * (values.ndim - 1)])
-        values = values[:half] + rest
-    return values[0]
+    values = jnp.asarray(counted(values, heard))
+    while (many := len(values)) > 1:
+        half = -(-many // 2)
+        first, second = jax.lax.slice_in_dim(values, 0, half), jax.lax.slice_in_dim(values, half, many)
+        if len(second) < half:
+            one_more = [(0, int(axis == 0), 0) for axis in range(values.ndim)]
+            second = jax.lax.pad(second, jnp.zeros((), values.dtype), one_more)
+        values = first + second
+    return jax.lax.index_in_dim(values, 0, keepdims=False)
 
 
 def mean_of(values: jax.Array, heard: Heard = None) -> jax.Array:

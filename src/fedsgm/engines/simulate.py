@@ -121,7 +121,7 @@ def simulate(
     traced, task = as_float32((algorithm, Flat(problem, layout)))
     light = work.small(algorithm, clients, layout.size, rounds=rounds, seeds=len(w), evaluate_every=evaluate_every)
     program = Compiled(traced, task, rounds, len(clients), evaluate_every, debug, block, light=light)
-    with _hold(checkpoint, offload):
+    with _hold(checkpoint, offload), all_there():
         ground, data = _ground(program, problem, clients, params, np.array(seed_list, np.uint32), offload)
         run = Run(ground, w, epsilon)
         if checkpoint is not None:
@@ -129,7 +129,7 @@ def simulate(
             made_of = {"data": checkpoints.digest(data), "start": checkpoints.digest(w)}
             run.keep_in(kept, settings | made_of | {"offload": isinstance(ground, Offloaded)})
         listeners = Listeners(callbacks, settings, problem.ranges, rounds, listens=jax.process_index() == 0)
-        with Progress("FedSGM", rounds, show=progress) as bar, jax.disable_jit(debug), all_there(), listeners:
+        with Progress("FedSGM", rounds, show=progress) as bar, jax.disable_jit(debug), listeners:
             run.go_on(listeners, bar)
             bar.doing("measuring what was found")
             ends = run.ends()
