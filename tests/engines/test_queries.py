@@ -88,8 +88,7 @@ def test_all_is_the_true_value(quantity):
 
 
 def test_heard_in_every_round_the_three_are_one():
-    """To the rounding of the estimate, which is about 1: less the bound of -1 it is the violation, and the weight is three
-    times that."""
+    """To the rounding of the estimate, which is about 1; the weight is three times that less the bound, and one."""
     together = [run(query, participants=None) for query in ("participants", "all", "memory")]
     for other in together[1:]:
         for name in ("estimate", "violation", "weight", "objective", "mean", "bytes_up", "bytes_down"):
