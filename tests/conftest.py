@@ -62,7 +62,8 @@ def forget_programs():
 
 @pytest.fixture
 def _programs_go_with_their_test():
-    """For tests that have nothing in common."""
+    """For tests that have nothing in common, and those that run op by op: each op is a program of its own."""
+    forget_programs()
     yield
     forget_programs()
 

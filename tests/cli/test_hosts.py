@@ -15,6 +15,7 @@ import pytest
 import fedsgm as fs
 from fedsgm.base import trees
 from fedsgm.engines import checkpoint as checkpoints
+from fedsgm.engines import hosts
 from fedsgm.engines.checkpoint import Saved
 
 SCRIPT = """
@@ -182,3 +183,33 @@ def test_wrong_flags_are_one_sentence(flags, told):
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {told}")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_machine_without_an_address_is_told_of_by_name(monkeypatch):
+    def devices():
+        raise RuntimeError("Unable to initialize backend 'cpu': rv == 0. -3 vs 0\nand more")
+
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)
+    monkeypatch.setattr(jax, "devices", devices)
+    with pytest.raises(fs.FedSGMError) as told:
+        hosts.join("127.0.0.1:1", 2, 0)
+    assert f"its machine's name, {socket.gethostname()}, has an address (Unable" in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "told"),
+    [
+        (
+            fs.FedSGMError,
+            "UNKNOWN: Gloo all-reduce failed: Connection reset by peer",
+            "another process of this run is gone",
+        ),
+        (ValueError, "wrong shapes", "^wrong shapes$"),
+    ],
+)
+def test_an_exchange_that_fails_is_a_process_that_is_gone(monkeypatch, kind, words, told):
+    """JAX raises a ValueError where the program was a short one; those of anything else stay what they are."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(kind, match=told), hosts.all_there():
+        raise ValueError(words)

@@ -94,6 +94,7 @@ def test_a_damaged_checkpoint_is_a_warning_of_one_line(base, tmp_path):
     assert same_bits(tmp_path / "run", base.folder)
 
 
+@pytest.mark.usefixtures("_programs_go_with_their_test")
 def test_debug_names_the_client(tmp_path):
     """A step size beyond reason: compiled, the run ends with NaN; in debug mode it stops at the culprit."""
     wild = ("--step-size", "3e38", "--rounds", "2", "--local-steps", "1")

@@ -162,6 +162,7 @@ def test_the_worst_client_has_its_own_number_where_another_is_away(tmp_path):
     assert history["worst_client"][0, 0] == worst
 
 
+@pytest.mark.usefixtures("_programs_go_with_their_test")
 def test_debugging_runs_it_too():
     settings = {"rounds": 2, "progress": False}
     problem = fs.Problem(pull, [KINDS["statistic"]])

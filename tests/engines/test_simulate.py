@@ -177,6 +177,7 @@ def test_mini_batches_are_unbiased(clients, problem, params):
     assert np.std(values) > 0.01
 
 
+@pytest.mark.usefixtures("_programs_go_with_their_test")
 def test_debug_mode_is_the_same_run(clients, problem, params):
     algorithm = fs.FedSGM(**EVERYTHING)
     plain = fs.simulate(algorithm, problem, clients, params, rounds=4, progress=False)

@@ -104,7 +104,7 @@ def test_groups_give_the_run_of_one_padded_array(many_groups, settings, weigh):
     assert all((excess > 0).any() for excess in over_bounds(parted)), "each is followed, beside the objective"
 
 
-@pytest.mark.usefixtures("many_groups")
+@pytest.mark.usefixtures("many_groups", "_programs_go_with_their_test")
 def test_debug_is_the_same_run_and_names_the_client():
     mine = PARTS[3]["x"][0, 0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator
 
 import jax
@@ -45,6 +46,13 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
     except RuntimeError as error:
         raise HostError(
             f"the processes did not all join at {coordinator} within {_START} s ({_first(error)})"
+        ) from error
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        raise HostError(
+            f"others cannot reach this process; see that its machine's name, {socket.gethostname()}, has an address "
+            f"({_first(error)})"
         ) from error
 
 
