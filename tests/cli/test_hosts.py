@@ -1,7 +1,9 @@
 """A run whose clients are on several devices, of one process or of several."""
 
+import contextlib
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from fedsgm.base import trees
 from fedsgm.engines import checkpoint as checkpoints
 from fedsgm.engines import hosts
 from fedsgm.engines.checkpoint import Saved
+from support.waiting import until
 
 SCRIPT = """
 import pickle, sys
@@ -145,6 +148,28 @@ def test_a_killed_process_stops_the_run_which_goes_on_with_one(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, (resumed.last, resumed.average), (alone.last, alone.average))
 
 
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_process_that_is_cut_off_stops_the_run(tmp_path, silent):
+    """Stopped, it keeps its connections and says nothing, as a machine does that has lost its network."""
+    flags = ["--rounds", "1000000", "--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "50"]
+    port = free_port()
+    both = [start(process, port, *flags, "--out", str(tmp_path / "out")) for process in (0, 1)]
+    try:
+        until(lambda: (tmp_path / "kept").exists() and checkpoints.newest(tmp_path / "kept"), "the run goes on")
+        os.kill(both[silent].pid, signal.SIGSTOP)
+        out, error = both[1 - silent].communicate(timeout=hosts._SILENCE + 60)
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+    assert both[1 - silent].returncode == 1
+    told = (
+        f"error: another process of this run is gone (process {silent} says nothing for {hosts._SILENCE} s); start all "
+    )
+    assert error.splitlines()[-1].startswith(told)
+    assert "FEASIBLE" not in out
+
+
 def saved(round, clients):
     memory = np.arange(clients, dtype=np.float32)[None, :, None] + 10 * round
     return Saved(round, {"state.memory.error": memory, "state.server": np.float32([round])}, {"seed": 1})
@@ -211,5 +236,6 @@ def test_a_machine_without_an_address_is_told_of_by_name(monkeypatch):
 def test_an_exchange_that_fails_is_a_process_that_is_gone(monkeypatch, kind, words, told):
     """JAX raises a ValueError where the program was a short one; those of anything else stay what they are."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(hosts, "_heard", contextlib.nullcontext)
     with pytest.raises(kind, match=told), hosts.all_there():
         raise ValueError(words)
