@@ -148,26 +148,31 @@ def test_a_killed_process_stops_the_run_which_goes_on_with_one(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, (resumed.last, resumed.average), (alone.last, alone.average))
 
 
-@pytest.mark.parametrize("silent", [0, 1])
-def test_a_process_that_is_cut_off_stops_the_run(tmp_path, silent):
-    """Stopped, it keeps its connections and says nothing, as a machine does that has lost its network."""
-    flags = ["--rounds", "1000000", "--checkpoint", str(tmp_path / "kept"), "--checkpoint-every", "50"]
-    port = free_port()
-    both = [start(process, port, *flags, "--out", str(tmp_path / "out")) for process in (0, 1)]
+def test_a_process_that_is_cut_off_stops_the_run(tmp_path):
+    """Stopped, it keeps its connections and says nothing, as a machine does that has lost its network.
+
+    Two runs at once: in one it is the first process, by way of which the others hear of each other.
+    """
+    runs = {silent: tmp_path / str(silent) for silent in (0, 1)}
+    both = {}
     try:
-        until(lambda: (tmp_path / "kept").exists() and checkpoints.newest(tmp_path / "kept"), "the run goes on")
-        os.kill(both[silent].pid, signal.SIGSTOP)
-        out, error = both[1 - silent].communicate(timeout=hosts._SILENCE + 60)
+        for silent, kept in runs.items():
+            flags = ["--rounds", "1000000", "--checkpoint", str(kept), "--checkpoint-every", "50"]
+            port = free_port()
+            both[silent] = [start(i, port, *flags, "--out", str(tmp_path / f"out{silent}")) for i in (0, 1)]
+        for silent, kept in runs.items():
+            until(lambda kept=kept: kept.exists() and checkpoints.newest(kept), "the run goes on")
+            os.kill(both[silent][silent].pid, signal.SIGSTOP)
+        for silent, pair in both.items():
+            out, error = pair[1 - silent].communicate(timeout=hosts._SILENCE + 60)
+            assert pair[1 - silent].returncode == 1
+            why = f"process {silent} says nothing for {hosts._SILENCE} s"
+            assert error.splitlines()[-1].startswith(f"error: another process of this run is gone ({why}); start all")
+            assert "FEASIBLE" not in out
     finally:
-        for process in both:
+        for process in (process for pair in both.values() for process in pair):
             process.kill()
             process.communicate()
-    assert both[1 - silent].returncode == 1
-    told = (
-        f"error: another process of this run is gone (process {silent} says nothing for {hosts._SILENCE} s); start all "
-    )
-    assert error.splitlines()[-1].startswith(told)
-    assert "FEASIBLE" not in out
 
 
 def saved(round, clients):
